@@ -64,7 +64,10 @@ class Finetune : public ::testing::Test {
     folder_.write("model/config.json", json_text(config));
     std::string lines;
     for (int i = 0; i < 300; ++i) {
-      lines += json_text(json{{"text", fmt::format("Story {}: once upon a time.", i)}}) + "\n";
+      lines += json_text(json{{"text", fmt::format("Story {}: once upon a time.", i)},
+                              {"question", fmt::format("What is {}? ", i)},
+                              {"answer", fmt::format("One more than {}.", i - 1)}}) +
+               "\n";
     }
     folder_.write("train.jsonl", lines);
   }
@@ -108,12 +111,21 @@ class Finetune : public ::testing::Test {
   const TempFolder folder_;
 };
 
+// With texts, or with questions and answers.
 TEST_F(Finetune, EveryCommandOfThePageRunsInItsOrder) {
   const std::vector<std::string> all = commands();
-  ASSERT_EQ(all.size(), 4u);
-  for (const std::string& command : all) {
-    const Outcome outcome = run(command);
-    ASSERT_EQ(outcome.exit_code, 0) << command << "\n" << outcome.err;
+  ASSERT_EQ(all.size(), 5u);
+  for (const std::string left_out : {" --prompt=question ", " --field=text "}) {
+    fs::remove_all(folder_ / "run");
+    fs::remove_all(folder_ / "tuned");
+    int num_run = 0;
+    for (const std::string& command : all) {
+      if (command.find(left_out) != std::string::npos) continue;
+      const Outcome outcome = run(command);
+      ASSERT_EQ(outcome.exit_code, 0) << command << "\n" << outcome.err;
+      ++num_run;
+    }
+    EXPECT_EQ(num_run, 4);
   }
   EXPECT_EQ(folder_.read("tuned/tokenizer.json"), folder_.read("model/tokenizer.json"));
   EXPECT_NE(folder_.read("tuned/model.safetensors"), folder_.read("model/model.safetensors"));

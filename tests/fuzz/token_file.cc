@@ -3,7 +3,7 @@
 
 #include "tests/fuzz/target.h"
 #include "tests/testing/temp_folder.h"
-#include "tools/data/text_data.h"
+#include "tools/data/token_dataset.h"
 
 namespace tessera::fuzz {
 
@@ -20,19 +20,20 @@ void consume(std::string_view input) {
         tools::TokenFile(path),
         {.seq = seq, .vocab = vocab, .val_fraction = 0.1, .order = order, .seed = 1});
     std::vector<std::int32_t> tokens(static_cast<std::size_t>(seq)), targets(tokens.size());
-    const auto check = [&] {
-      for (const auto& list : {tokens, targets}) {
-        promise(std::ranges::all_of(list, [&](auto t) { return t >= 0 && t < vocab; }),
-                "expected tokens of the vocabulary");
-      }
+    const auto is_token = [&](auto t) { return t >= 0 && t < vocab; };
+    const auto check = [&](std::int64_t num_targets) {
+      promise(std::ranges::all_of(tokens, is_token), "expected tokens of the vocabulary");
+      promise(std::ranges::count_if(targets, is_token) == num_targets &&
+                  std::ranges::count(targets, tools::kMasked) == seq - num_targets,
+              "expected as many targets as are said, and no others");
     };
     for (const std::int64_t sample :
          {std::int64_t{0}, data.num_sequences(), std::int64_t{1} << 60}) {
       data.batch(sample, 1, tokens, targets);
-      check();
+      check(data.num_targets(sample, 1));
     }
     data.val_batch(data.num_val_sequences() - 1, 1, tokens, targets);
-    check();
+    check(data.num_val_targets(data.num_val_sequences() - 1, 1));
   }
 }
 

@@ -13,6 +13,10 @@ sgd.json what 20 steps of SGD with momentum on tokens.bin (uint16) make of it:
     loss        mean cross-entropy of a step, before its update;  grad_norm: L2 over all parameters, not clipped
     logits      of the token after the first sequence, before training
     final       of each tensor after training: its L2 norm, and its product with cos(0), cos(1), cos(2), ...
+
+llama/documents.json has what training on documents makes of some of these models: token ids, of which the first ones are a prompt that is not learned. A
+document is cut into sequences of at most 12, each by itself; those without a target that is learned are left out; step s takes sequences 6s .. 6s+5, and
+loss and gradient are the mean over all their targets that are learned.
 """
 import json
 import platform
@@ -135,9 +139,55 @@ def write(folder, models):
     (folder / "sgd.json").write_text(json.dumps(dict(versions=versions, training=training, runs=runs)) + "\n")
 
 
+def sequences_of(documents):
+    result = []
+    for ids, num_prompt in documents:
+        targets = [-100 if i < num_prompt else ids[i] for i in range(len(ids))]
+        for first in range(0, len(ids) - 1, SEQ):
+            tokens, wanted = ids[first:len(ids) - 1][:SEQ], targets[first + 1:][:SEQ]
+            padding = SEQ - len(tokens)
+            if any(t != -100 for t in wanted):
+                result.append((tokens + [0] * padding, wanted + [-100] * padding))
+    return result
+
+
+def train_documents(model, documents, steps):
+    sequences = sequences_of(documents)
+    assert len(sequences) >= steps * BATCH, len(sequences)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+    loss, norms = [], []
+    for step in range(steps):
+        tokens, targets = zip(*sequences[BATCH * step:BATCH * (step + 1)])
+        logits = model(torch.tensor(tokens)).logits
+        value = torch.nn.functional.cross_entropy(logits.reshape(-1, VOCAB), torch.tensor(targets).reshape(-1), ignore_index=-100)
+        optimizer.zero_grad()
+        value.backward()
+        loss.append(value.item())
+        norms.append(torch.sqrt(sum((p.grad.double() ** 2).sum() for p in model.parameters())).item())
+        optimizer.step()
+    return dict(loss=loss, grad_norm=norms, num_sequences=len(sequences))
+
+
+def write_documents(folder):
+    random = np.random.default_rng(6)
+    documents = [([1], 0), ([1, 2, 3], 3)]  # of which nothing is learned
+    for _ in range(80):
+        ids, numel = [int(random.integers(0, VOCAB))], int(random.integers(2, 30))
+        while len(ids) < numel:
+            ids.append((ids[-1] * 5 + int(random.integers(0, 4))) % VOCAB)
+        documents.append((ids, int(random.integers(0, len(ids)))))
+    steps = 15
+    runs = {}
+    for name in ("llama_grouped", "qwen2_tied"):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder / name, attn_implementation="eager").float().train()
+        runs[name] = train_documents(model, documents, steps)
+    (folder / "documents.json").write_text(json.dumps(dict(steps=steps, documents=documents, runs=runs)) + "\n")
+
+
 def main():
     torch.set_num_threads(1)
     write(HERE / "llama", LLAMAS)
+    write_documents(HERE / "llama")
     write(HERE / "gpt_neox", NEOXES)
 
 

@@ -19,7 +19,7 @@
 #include "tools/bench/parts.h"
 #include "tools/bench/rates/timing.h"
 #include "tools/config/default_data.h"
-#include "tools/data/text_data.h"
+#include "tools/data/token_dataset.h"
 #include "tools/models/family.h"
 
 namespace tessera::tools {

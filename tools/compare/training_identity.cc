@@ -14,7 +14,7 @@
 #include "engine/io/text.h"
 #include "tools/compare/training_process.h"
 #include "tools/data/data_digest.h"
-#include "tools/data/text_data.h"
+#include "tools/data/token_file.h"
 #include "tools/launch/arithmetic.h"
 #include "tools/launch/cpu.h"
 #include "tools/launch/ranks.h"
@@ -45,9 +45,9 @@ std::vector<std::string> arguments_of(const Configuration& c) {
 }  // namespace
 
 std::string IdentityNow::data_digest(const Configuration& c) {
-  const std::string path = c.config.text_path();
-  std::string& digest = digests_[fmt::format("{} {}", int(c.config.data_format), path)];
-  if (digest.empty()) digest = digest_of(TokenFile(path, c.config.data_format));
+  const std::string path = c.config.data.resolved_path();
+  std::string& digest = digests_[fmt::format("{} {}", int(c.config.data.format), path)];
+  if (digest.empty()) digest = digest_of(TokenFile(path, c.config.data.format));
   return digest;
 }
 

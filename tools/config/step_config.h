@@ -14,12 +14,16 @@ enum class ScheduleKind { kConstant, kCosine, kLinear };
 enum class AccumComm { kEvery, kLast };
 /// Updates during the last backward of a step; see shard::UpdateGathers.
 enum class OverlapOptimizer { kNone, kBackward, kInterleaved };
+/// What loss and gradient of a step are a mean of: micro-batches, each of which is a mean itself,
+/// or all targets that are learned. kAuto: as the data are; a program says which before it trains.
+enum class LossMean { kAuto, kBatches, kTokens };
 
 struct StepConfig {
   std::int64_t steps = 0;
   std::int64_t batch = 0;  ///< per rank and micro-step
   std::int64_t accum = 1;
   AccumComm accum_comm = AccumComm::kEvery;
+  LossMean loss_mean = LossMean::kBatches;
   std::int64_t seed = 1337;
   OptimizerKind optimizer = OptimizerKind::kAdamW;
   double lr = 0;
@@ -37,6 +41,8 @@ struct StepConfig {
   ScheduleKind schedule = ScheduleKind::kCosine;
   Recompute recompute = false;
 
+  /// Whether the loss of a micro-step is a sum, and not a mean.
+  bool sums_losses() const { return loss_mean == LossMean::kTokens; }
   /// Whether some steps may be made twice.
   bool guards() const { return spike_factor > 0 || verify_every > 0; }
   /// Learning rate of `step` (from 0): linear warmup, then the schedule down to 0 at `steps`.

@@ -31,10 +31,15 @@ std::string digest_of(const TokenFile& tokens, std::int64_t most) {
   const auto add = [&](std::int64_t first, std::int64_t numel) {
     for (const std::int64_t end = first + numel; first < end; first += std::ssize(ids)) {
       ids.resize(static_cast<std::size_t>(std::min(kChunk, end - first)));
-      tokens.read(first, std::numeric_limits<std::int64_t>::max(), ids);
+      constexpr std::int64_t kAnyVocab = std::numeric_limits<std::int64_t>::max();
+      tokens.read(first, kAnyVocab, ids);
+      sum.update(std::as_bytes(std::span(ids)));
+      if (!tokens.keeps_documents()) continue;
+      tokens.read_targets(first, kAnyVocab, ids);
       sum.update(std::as_bytes(std::span(ids)));
     }
   };
+  sum.update(std::as_bytes(std::span(tokens.document_ends())));
   const std::int64_t part = most / kNumParts;
   if (count <= most || part == 0) {
     add(0, count);

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "tools/data/fashion_mnist.h"
-#include "tools/data/text_data.h"
+#include "tools/data/token_file.h"
 
 namespace tessera::tools {
 

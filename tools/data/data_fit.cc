@@ -129,4 +129,41 @@ std::vector<std::string> data_warnings(const TokenFile& file, const DataFit& fit
       tokens, engine::with_commas(max_token))};
 }
 
+std::vector<std::string> document_warnings(const TokenDataset& data, bool is_mean_of_means) {
+  constexpr std::int64_t kManyPositions = 4;  // for each token
+  if (!data.keeps_documents()) return {};
+  const TokenDataset::Cut& cut = data.cut();
+  std::vector<std::string> lines;
+  if (cut.num_not_learned > 0) {
+    lines.push_back(fmt::format(
+        "{} of {} documents have no token to learn after their first, and were left out",
+        engine::with_commas(cut.num_not_learned), engine::with_commas(cut.num_documents)));
+  }
+  if (cut.num_longer > 0) {
+    lines.push_back(fmt::format(
+        "{} of {} documents are longer than model.seq={} and were cut: what comes after "
+        "a cut is learned without what stands before it; {} parts of which nothing is "
+        "learned were left out; the longest document has {} tokens",
+        engine::with_commas(cut.num_longer), engine::with_commas(cut.num_documents), data.seq(),
+        engine::with_commas(cut.num_left_out), engine::with_commas(cut.longest)));
+  }
+  const std::int64_t positions = data.num_sequences() * data.seq();
+  const bool fits = cut.longest - 1 <= data.seq();
+  const std::int64_t enough = (fits ? cut.longest : cut.most) - 1;
+  if (positions > kManyPositions * cut.num_tokens && enough < data.seq()) {
+    lines.push_back(
+        fmt::format("{} of {} positions are padding, which takes as long as tokens do: "
+                    "--model.seq={} is enough for {}",
+                    engine::with_commas(positions - cut.num_tokens), engine::with_commas(positions),
+                    std::max<std::int64_t>(enough, 1),
+                    fits ? "the longest document" : "nine documents of ten"));
+  }
+  if (is_mean_of_means) {
+    lines.emplace_back(
+        "the loss is the mean of the means of micro-batches, and not over tokens where these have "
+        "unequally many to learn: --train.loss_mean=tokens is");
+  }
+  return lines;
+}
+
 }  // namespace tessera::tools

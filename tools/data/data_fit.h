@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/data/text_data.h"
+#include "tools/data/token_dataset.h"
 
 namespace tessera::tools {
 
@@ -26,5 +26,8 @@ void check_data_fit(const TokenFile& file, const DataFit& fit);
 /// nobody has read all of it, TokenFile::max_possible_token().
 std::vector<std::string> data_warnings(const TokenFile& file, const DataFit& fit,
                                        std::int64_t max_token);
+
+/// Of data that keep documents apart. `is_mean_of_means`: their loss is that of micro-batches.
+std::vector<std::string> document_warnings(const TokenDataset& data, bool is_mean_of_means);
 
 }  // namespace tessera::tools

@@ -18,7 +18,7 @@
 #include "tools/config/default_data.h"
 #include "tools/config/train_config.h"
 #include "tools/data/fashion_mnist.h"
-#include "tools/data/text_data.h"
+#include "tools/data/token_file.h"
 #include "tools/report/step_text.h"
 
 namespace tessera::tools {

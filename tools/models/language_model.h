@@ -14,7 +14,7 @@
 namespace tessera::tools {
 
 /// blocks() has one for each layer, in forward order; root() encloses them and owns the rest. The
-/// batch of loss(): tokens (B, T) and targets (B, T), i32.
+/// batch of loss(): tokens (B, T) and targets (B, T), i32, of which -100 is masked.
 class LanguageModel : public Model {
  public:
   /// T at most.

@@ -80,6 +80,7 @@ Tensor Mlp::logits(Tape& tape, const Tensor& x) { return forward(tape, x, false)
 Tensor Mlp::loss(Tape& tape, const std::vector<Tensor>& batch, const Pass& pass) {
   require(batch.size() == 2, "[mlp] expected a batch of inputs and targets, got {} tensors",
           batch.size());
+  require(!pass.is_sum, "[mlp] expected to be asked for a mean, got a sum");
   return ops::cross_entropy(tape, forward(tape, batch[0], pass.recompute), batch[1]);
 }
 

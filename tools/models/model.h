@@ -46,6 +46,8 @@ struct Pass {
   /// (1) i64 on a GPU, added to first_sample when kernels run: of a step that is captured.
   /// Undefined: nothing is.
   engine::Tensor samples_before = {};
+  /// The loss is the sum over targets that are not masked, for a mean over more than the batch.
+  bool is_sum = false;
   /// Whose tokens come before those of the batch; null: none do.
   KeyValueCache* cache = nullptr;
 };
@@ -58,8 +60,8 @@ class Model {
   virtual std::vector<engine::Block*> blocks() = 0;
   /// The block whose region encloses all others; null: none.
   virtual engine::Block* root() { return nullptr; }
-  /// Mean loss over a batch, f32 scalar. The model says which tensors a batch holds; throws
-  /// InvalidArgument for others.
+  /// Loss over a batch, f32 scalar: the mean, or where a LanguageModel is asked for it the sum. The
+  /// model says which tensors a batch holds; throws InvalidArgument for others.
   virtual engine::Tensor loss(engine::Tape& tape, const std::vector<engine::Tensor>& batch,
                               const Pass& pass) = 0;
 };

@@ -44,7 +44,8 @@ Tensor Transformer::loss(Tape& tape, const std::vector<Tensor>& batch, const Pas
   require(batch.size() == 2, "[{}] expected a batch of tokens and targets, got {} tensors", where_,
           batch.size());
   return tape.region(root_, [&] {
-    return ops::linear_cross_entropy(tape, features(tape, batch[0], pass), head(), batch[1], {});
+    return ops::linear_cross_entropy(tape, features(tape, batch[0], pass), head(), batch[1],
+                                     {.is_sum = pass.is_sum});
   });
 }
 

@@ -20,7 +20,8 @@ class Transformer : public LanguageModel {
   std::vector<engine::Block*> blocks() override { return blocks_; }
   engine::Block* root() override { return &root_; }
 
-  /// tokens (B, T), targets (B, T) i32 -> mean cross-entropy, f32 scalar.
+  /// tokens (B, T), targets (B, T) i32, -100 for those that are masked -> mean or sum of the
+  /// cross-entropies of the others, f32 scalar.
   engine::Tensor loss(engine::Tape& tape, const std::vector<engine::Tensor>& batch,
                       const Pass& pass) override;
   std::int64_t max_tokens() const override { return max_tokens_; }

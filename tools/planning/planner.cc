@@ -277,7 +277,8 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
     return model.loss(trainer.tape(), tensors,
                       {.recompute = config.train.recompute,
                        .seed = static_cast<std::uint64_t>(config.train.seed),
-                       .first_sample = first_sample});
+                       .first_sample = first_sample,
+                       .is_sum = config.train.sums_losses()});
   };
   TrainPlan plan;
   plan.steps = trainer.plan(batch, loss, num_steps, before_step, repeats_last);

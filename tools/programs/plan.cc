@@ -38,6 +38,7 @@
 #include "tools/programs/transformer_plan.h"
 #include "tools/report/run_log.h"
 #include "tools/trace/trace_events.h"
+#include "tools/train/graph_choice.h"
 
 namespace tessera::tools {
 
@@ -101,7 +102,7 @@ struct PlanConfig : TransformerConfig {
 void check_trace(const PlanConfig& config, const FlagSet& flags) {
   const RunFile trace{"log.trace", resolve_user_path(config.log.trace)};
   const std::span<const RunFile> written(&trace, 1);
-  check_files_differ(written, config.files_read(flags, resolve_user_path(config.data_path)));
+  check_files_differ(written, config.files_read(flags, resolve_user_path(config.data.path)));
   check_files_differ(written, config.save.files());
   std::vector<RunFile> files = RunLog::outputs(config);
   std::erase_if(files, [&](const RunFile& f) { return f.option == trace.option; });
@@ -189,6 +190,9 @@ void run(int argc, char** argv) {
   for (const std::string& line : config.check_data_head(sizes)) {
     fmt::print(config.json ? stderr : stdout, "warning: {}\n", line);
   }
+  const std::optional<TokenFile> file = config.data.file_if_there();
+  config.settle_loss_mean(file && file->keeps_documents());
+  static_cast<void>(uses_graphs(config, ranks.size, target.on_gpus));  // data have a say in it
   const std::unique_ptr<LanguageModel> owned = sizes.make();
   LanguageModel& model = *owned;
   if (!config.strategies.empty()) return say_strategies(config, flags, model);

@@ -25,8 +25,8 @@ RunStart prepare_run(const FlagSet& flags, Task& task, const Launch& launch) {
   check_run(config, flags, ranks);
   if (!config.plan)
     check_pins(config.cpu, ranks.local.num_on_host);  // a plan may be of another machine
-  start.graph = graph_line(config, ranks.size, ranks.num_gpus > 0);
   task.prepare(flags, ranks.num_gpus > 0);
+  start.graph = graph_line(config, ranks.size, ranks.num_gpus > 0);  // data have a say in it
   start.budget_lines = fit_task(task, ranks);
   if (std::string line = replicas_warning(config, ranks.size); !line.empty()) {
     start.warnings.push_back(std::move(line));

@@ -21,7 +21,7 @@
 #include "tools/data/data_digest.h"
 #include "tools/data/fashion_mnist.h"
 #include "tools/data/permutation.h"
-#include "tools/data/text_data.h"
+#include "tools/data/token_dataset.h"
 #include "tools/io/jsonl.h"
 #include "tools/models/mlp.h"
 #include "tools/programs/run_task.h"

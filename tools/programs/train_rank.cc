@@ -83,7 +83,8 @@ RankResult train_rank(comm::ProcessGroup& all, const ProcessRun& run, RunLog* lo
                         {.recompute = config.train.recompute,
                          .seed = static_cast<std::uint64_t>(config.train.seed),
                          .first_sample = first_sample,
-                         .samples_before = trainer.samples_before()});
+                         .samples_before = trainer.samples_before(),
+                         .is_sum = config.train.sums_losses()});
     };
     std::optional<double> peak_flop_per_s;
     if (ranks.num_gpus == 0 && config.log.peak_ms > 0) {

@@ -1,17 +1,14 @@
 #include "tools/programs/transformer_config.h"
-#include "tools/config/data_path.h"
 
-#include <filesystem>
+#include <optional>
 #include <set>
 #include <span>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "engine/error.h"
 #include "tools/cli/run_files.h"
-#include "tools/config/default_data.h"
 #include "tools/report/run_log.h"
 
 namespace tessera::tools {
@@ -45,6 +42,7 @@ TransformerConfig::TransformerConfig(const Families& families) : families_(&fami
   train.batch = 6;
   train.lr = 4e-3;
   train.warmup = 50;
+  train.loss_mean = LossMean::kAuto;
   log.every = 50;
   log.val_every = 200;
   out = "runs/train_transformer";
@@ -79,27 +77,16 @@ void TransformerConfig::add_to(FlagSet& flags) {
             {.help = "folder of a Hugging Face " + titles(*families_) +
                      " model to start from: sizes and weights (safetensors of F32, F16 or BF16)"});
   save.add_to(flags, titles(*families_));
-  flags.add("data.path", &data_path,
-            {.help = "text file (bytes are tokens) or .bin token file of llm.c or nanoGPT; empty: "
-                     "the King James Bible"});
-  flags.add("data.format", &data_format,
-            EnumOption<TokenFormat>{
-                "of data.path; auto: of a .bin file what llm.c's header says or else uint16, and "
-                "bytes of any other; uint16, uint32: token ids from the first byte on, "
-                "little-endian; bytes: of whatever file",
-                {{"auto", TokenFormat::kAuto},
-                 {"bytes", TokenFormat::kBytes},
-                 {"uint16", TokenFormat::kUInt16},
-                 {"uint32", TokenFormat::kUInt32}}});
-  flags.add("data.order", &data_order,
-            EnumOption<SampleOrder>{
-                "of training sequences",
-                {{"shuffle", SampleOrder::kShuffle}, {"sequential", SampleOrder::kSequential}}});
-  flags.add("data.val_fraction", &val_fraction,
-            {.help = "part of the sequences, at the end, kept for validation; 0: none",
-             .min = 0,
-             .max = 1,
-             .below_max = true});
+  data.add_to(flags);
+  flags.add(
+      "train.loss_mean", &train.loss_mean,
+      EnumOption<LossMean>{
+          "what loss and gradient of a step are; tokens: the mean over all tokens that are learned "
+          "in it, on all ranks; batches: the mean of the means of its micro-batches; auto: tokens "
+          "where data.path keeps documents apart, batches elsewhere",
+          {{"auto", LossMean::kAuto},
+           {"batches", LossMean::kBatches},
+           {"tokens", LossMean::kTokens}}});
   flags.add("sample.tokens", &sample_tokens,
             {.help = "tokens to generate at the end; 0: none", .min = 0, .max = 1 << 20});
   TrainConfig::add_to(flags);
@@ -151,48 +138,51 @@ ModelConfig TransformerConfig::model_config() const {
 }
 
 TokenDataset TransformerConfig::dataset(const ModelConfig& sizes) const {
-  TokenFile file(text_path(), data_format);
+  TokenFile file(data.resolved_path(), data.format);
   check_data_fit(file, data_fit(sizes));
   return {std::move(file),
           {.seq = model.seq == 0 ? sizes.seq : model.seq,
            .vocab = sizes.vocab,
-           .val_fraction = val_fraction,
-           .order = data_order,
+           .val_fraction = data.val_fraction,
+           .order = data.order,
            .seed = static_cast<std::uint64_t>(train.seed)}};
 }
 
-std::vector<std::string> TransformerConfig::warnings(const TokenDataset& data,
+std::vector<std::string> TransformerConfig::warnings(const TokenDataset& tokens,
                                                      const ModelConfig& sizes) const {
-  return data_warnings(data.file(), data_fit(sizes), data.max_token());
+  std::vector<std::string> lines =
+      data_warnings(tokens.file(), data_fit(sizes), tokens.max_token());
+  for (std::string& line : document_warnings(tokens, !train.sums_losses()))
+    lines.push_back(std::move(line));
+  return lines;
 }
 
-std::vector<std::string> TransformerConfig::check_data(const ModelConfig& sizes) const {
-  return warnings(dataset(sizes), sizes);
+void TransformerConfig::settle_loss_mean(bool keeps_documents) {
+  if (train.loss_mean == LossMean::kAuto)
+    train.loss_mean = keeps_documents ? LossMean::kTokens : LossMean::kBatches;
+  // Smaller micro-batches have other means.
+  require(!keeps_documents || train.sums_losses() || memory_budget.empty(),
+          "[memory_budget] expected train.loss_mean=tokens with documents, as a budget may divide "
+          "micro-batches, got batches (train.loss_mean)");
 }
 
 std::vector<std::string> TransformerConfig::check_data_head(const ModelConfig& sizes) const {
-  const std::string path = resolve_user_path(data_path);
-  std::error_code ignored;
-  if (path.empty() || !std::filesystem::exists(path, ignored)) return {};
-  const TokenFile file(path, data_format);
-  check_data_fit(file, data_fit(sizes));
-  return data_warnings(file, data_fit(sizes), file.max_possible_token());
-}
-
-std::string TransformerConfig::text_path() const {
-  return tools::data_path(data_path, kDefaultText, kHowToGetText);
+  const std::optional<TokenFile> file = data.file_if_there();
+  if (!file) return {};
+  check_data_fit(*file, data_fit(sizes));
+  return data_warnings(*file, data_fit(sizes), file->max_possible_token());
 }
 
 std::vector<RunFile> TransformerConfig::files_read(const FlagSet& flags,
-                                                   const std::string& data) const {
+                                                   const std::string& text) const {
   std::vector<RunFile> files = model_files(init_from);
-  if (!data.empty()) files.push_back({"data.path", data});
+  if (!text.empty()) files.push_back({"data.path", text});
   if (!flags.config_path().empty()) files.push_back({"config", flags.config_path()});
   return files;
 }
 
-void TransformerConfig::check_files(const FlagSet& flags, const std::string& data) const {
-  const RunFile text{"data.path", data};
+void TransformerConfig::check_files(const FlagSet& flags, const std::string& path) const {
+  const RunFile text{"data.path", path};
   RunLog::check_outputs(*this, flags, std::span(&text, 1));
   RunLog::check_outputs(*this, flags, model_files(init_from));
   save.validate(flags);

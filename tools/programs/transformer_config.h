@@ -9,9 +9,9 @@
 #include "ops/attention.h"
 #include "tools/cli/run_files.h"
 #include "tools/config/save_config.h"
+#include "tools/config/token_data_config.h"
 #include "tools/config/train_config.h"
 #include "tools/data/data_fit.h"
-#include "tools/data/text_data.h"
 #include "tools/models/family.h"
 
 namespace tessera::tools {
@@ -28,10 +28,7 @@ struct TransformerConfig : TrainConfig {
   ModelFlags model;
   std::string init_from;
   SaveConfig save;
-  std::string data_path;
-  TokenFormat data_format = TokenFormat::kAuto;
-  SampleOrder data_order = SampleOrder::kShuffle;
-  double val_fraction = 0.005;
+  TokenDataConfig data;
   std::int64_t sample_tokens = 300;
   ops::CudaAttention cuda_attention = ops::CudaAttention::kAuto;
 
@@ -46,24 +43,24 @@ struct TransformerConfig : TrainConfig {
   /// The text to train a model of `sizes` on. Throws IoError or InvalidArgument as data_path(),
   /// check_data_fit() and TokenDataset do.
   TokenDataset dataset(const ModelConfig& sizes) const;
-  /// data_warnings() of what dataset() has returned.
-  std::vector<std::string> warnings(const TokenDataset& data, const ModelConfig& sizes) const;
-  /// Throws as dataset() does. Returns warnings().
-  std::vector<std::string> check_data(const ModelConfig& sizes) const;
-  /// check_data() of the first bytes alone, and of nothing where data.path is not given or there is
-  /// no file: for a program that plans a training of another place.
+  /// data_warnings() and document_warnings() of what dataset() has returned.
+  std::vector<std::string> warnings(const TokenDataset& tokens, const ModelConfig& sizes) const;
+  /// Checks the first bytes alone, and nothing where data.path is not given or there is no file:
+  /// for a program that plans a training of another place. Throws as check_data_fit(), returns
+  /// warnings.
   std::vector<std::string> check_data_head(const ModelConfig& sizes) const;
-  /// Where the text is. Throws IoError as data_path() does.
-  std::string text_path() const;
-  /// What a training reads: the text at `data`, if not empty, the files of init.from, and that of
+  /// Says what train.loss_mean=auto is for such data. Throws InvalidArgument for a memory_budget
+  /// that would change what the loss is the mean of.
+  void settle_loss_mean(bool keeps_documents);
+  /// What a training reads: the file at `text`, if not empty, the files of init.from, and that of
   /// --config.
-  std::vector<RunFile> files_read(const FlagSet& flags, const std::string& data) const;
-  /// Throws InvalidArgument when an output is an input (`data`: the path in use). But a model may
-  /// be saved to the folder it came from: by then it was read, and its files are replaced.
-  void check_files(const FlagSet& flags, const std::string& data) const;
+  std::vector<RunFile> files_read(const FlagSet& flags, const std::string& text) const;
+  /// Throws InvalidArgument when an output is an input (`path`: of the text in use). But a model
+  /// may be saved to the folder it came from: by then it was read, and its files are replaced.
+  void check_files(const FlagSet& flags, const std::string& path) const;
 
  private:
-  DataFit data_fit(const ModelConfig& sizes) const { return {data_format, sizes.vocab, init_from}; }
+  DataFit data_fit(const ModelConfig& sizes) const { return {data.format, sizes.vocab, init_from}; }
 
   const Families* families_;
 };

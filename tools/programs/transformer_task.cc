@@ -46,24 +46,33 @@ class TransformerRank : public TaskRank {
 
   Trainer::Data data() override {
     const std::int64_t batch = config_.train.batch;
-    return {tensors(batch), [batch, &data = data_](std::int64_t first, const Batch& host) {
+    return {
+        .tensors = tensors(batch),
+        .fill =
+            [batch, &data = data_](std::int64_t first, const Batch& host) {
               data.batch(first, batch, host[0].span<std::int32_t>(), host[1].span<std::int32_t>());
-            }};
+            },
+        .num_targets =
+            [batch, &data = data_](std::int64_t first) { return data.num_targets(first, batch); }};
   }
 
-  // All sequences in batches of one size, so that every loss is a mean over as many tokens.
+  // The mean over all tokens, of sequences in batches of one size.
   Trainer::Validate validation(Trainer& trainer) override {
     const std::int64_t num_val = data_.num_val_sequences();
     if (num_val == 0) return nullptr;
     return [this, &trainer, num_val, batch = largest_divisor(num_val, config_.train.batch)] {
-      const double loss = trainer.mean_loss(num_val / batch, [&](std::int64_t b) {
+      const auto loss_of = [&](std::int64_t b) {
         const Batch sequences =
             load_batch(trainer.tape().memory(), tensors(batch), [&](const Batch& host) {
               data_.val_batch(b * batch, batch, host[0].span<std::int32_t>(),
                               host[1].span<std::int32_t>());
             });
-        return model_->loss(trainer.tape(), sequences, {.training = false});
-      });
+        return model_->loss(trainer.tape(), sequences,
+                            {.training = false, .is_sum = data_.keeps_documents()});
+      };
+      std::optional<std::int64_t> num_targets;  // unless all batches have as many
+      if (data_.keeps_documents()) num_targets = data_.num_val_targets(0, num_val);
+      const double loss = trainer.mean_loss(num_val / batch, loss_of, num_targets);
       const std::string remark = data_.file().is_bytes()
                                      ? fmt::format(" ({:.3f} bits per byte)", loss / std::log(2.0))
                                      : "";
@@ -111,15 +120,16 @@ class TransformerRank : public TaskRank {
 }  // namespace
 
 void TransformerTask::prepare(const FlagSet& flags, bool on_gpus) {
-  engine::require(
-      config_.val_fraction > 0 || config_.log.val_every == 0 || !flags.is_given("log.val_every"),
-      "[config] expected log.val_every with something to validate on, got {} with "
-      "data.val_fraction=0",
-      config_.log.val_every);
+  engine::require(config_.data.val_fraction > 0 || config_.log.val_every == 0 ||
+                      !flags.is_given("log.val_every"),
+                  "[config] expected log.val_every with something to validate on, got {} with "
+                  "data.val_fraction=0",
+                  config_.log.val_every);
   check_attention(config_, on_gpus);
   model_ = config_.model_config();
   config_.check_blocks(model_.layers);
   data_.emplace(config_.dataset(model_));
+  config_.settle_loss_mean(data_->keeps_documents());
   config_.check_files(flags, data_->file().path());
   if (config_.save.is_on() && !config_.plan) {
     save_ = config_.save.options(config_.init_from);
@@ -134,9 +144,13 @@ TransformerTask::Items TransformerTask::items() const {
 
 std::string TransformerTask::summary() const {
   return fmt::format(
-      "model: {} layers x {}, {} heads, {:.2f}M parameters; data: {}, {} sequences of {}",
+      "model: {} layers x {}, {} heads, {:.2f}M parameters; data: {}, {} sequences of {}{}",
       model_.layers, model_.dim, model_.heads, double(model_.num_parameters()) * 1e-6,
-      engine::escaped(data_->file().path()), data_->num_sequences(), data_->seq());
+      engine::escaped(data_->file().path()), data_->num_sequences(), data_->seq(),
+      data_->keeps_documents() ? fmt::format(" at most; of {} tokens {} are learned",
+                                             engine::with_commas(data_->cut().num_tokens),
+                                             engine::with_commas(data_->cut().num_targets))
+                               : "");
 }
 
 std::vector<std::string> TransformerTask::warnings() const {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "tools/data/data_digest.h"
-#include "tools/data/text_data.h"
+#include "tools/data/token_dataset.h"
 #include "tools/huggingface/model_writer.h"
 #include "tools/models/family.h"
 #include "tools/programs/transformer_config.h"

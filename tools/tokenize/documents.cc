@@ -48,25 +48,34 @@ void visit_lines(const std::string& path, const Use& use) {
   if (!kept.empty()) next(kept);
 }
 
+std::string_view text_at(const json& object, const std::string& key, const char* option,
+                         const std::string& place) {
+  const auto found = object.find(key);
+  require<IoError>(found != object.end() && found->is_string(),
+                   "[tokenize] expected a text at key {}, got {} ({}, {})", engine::excerpt(key),
+                   found == object.end() ? "none" : "another value", option, place);
+  return found->get_ref<const std::string&>();
+}
+
 }  // namespace
 
 bool is_jsonl(std::string_view path) { return path.ends_with(".jsonl"); }
 
-void visit_documents(const std::string& path, const std::string& field,
-                     const std::function<void(std::string_view)>& use) {
-  if (!is_jsonl(path)) return use(engine::read_text_file(path, kMaxDocumentNbytes));
+void visit_documents(const std::string& path, const DocumentFields& fields,
+                     const std::function<void(const Document&)>& use) {
+  if (!is_jsonl(path)) {
+    const std::string text = engine::read_text_file(path, kMaxDocumentNbytes);
+    return use({.text = text});
+  }
   visit_lines(path, [&](std::string_view line, const std::string& place) {
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
     json value = engine::parse_json(line, place);
     const engine::JsonEnd end(value);
     require<IoError>(value.is_object(), "[tokenize] expected a JSON object, got otherwise ({})",
                      place);
-    const auto found = value.find(field);
-    require<IoError>(found != value.end() && found->is_string(),
-                     "[tokenize] expected a text at key {}, got {} (field, {})",
-                     engine::excerpt(field), found == value.end() ? "none" : "another value",
-                     place);
-    use(found->get_ref<const std::string&>());
+    Document document{.text = text_at(value, fields.text, "field", place)};
+    if (!fields.prompt.empty()) document.prompt = text_at(value, fields.prompt, "prompt", place);
+    use(document);
   });
 }
 

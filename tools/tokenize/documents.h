@@ -10,10 +10,21 @@ namespace tessera::tools {
 /// Whether `path` is read line by line.
 bool is_jsonl(std::string_view path);
 
-/// Calls `use` with each document of the file at `path`: with the text at key `field` of each line
-/// of a .jsonl, which must be a JSON object, empty lines left out; otherwise with all of the file.
+struct Document {
+  std::string_view prompt = {};  ///< comes before the text
+  std::string_view text = {};
+};
+
+/// Keys of the lines of a .jsonl.
+struct DocumentFields {
+  std::string prompt = {};  ///< empty: none
+  std::string text = {};
+};
+
+/// Calls `use` with each document of the file at `path`: with the texts at `fields` of each line of
+/// a .jsonl, which must be a JSON object, empty lines left out; otherwise with all of the file.
 /// Throws IoError naming the file, and the line: unreadable, over 1 GiB at once, no such text.
-void visit_documents(const std::string& path, const std::string& field,
-                     const std::function<void(std::string_view document)>& use);
+void visit_documents(const std::string& path, const DocumentFields& fields,
+                     const std::function<void(const Document& document)>& use);
 
 }  // namespace tessera::tools

@@ -1,11 +1,13 @@
 #include "tools/tokenize/token_writer.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <limits>
 
 #include "engine/error.h"
 #include "engine/io/file.h"
+#include "tools/data/token_file.h"
 
 namespace tessera::tools {
 
@@ -16,9 +18,14 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 
 void TokenWriter::add(std::span<const std::int32_t> tokens) {
   constexpr std::int64_t kMax = std::numeric_limits<std::int32_t>::max();
+  require(!keeps_documents_, "[token_file] expected documents, got tokens of none");
   require<IoError>(std::ssize(tokens) <= kMax - num_tokens(),
                    "[token_file] expected at most {} tokens in a file, got more: write several",
                    kMax);
+  append(tokens);
+}
+
+void TokenWriter::append(std::span<const std::int32_t> tokens) {
   for (const std::int32_t token : tokens) {
     require(token >= 0 && (!is_short_ || token <= std::numeric_limits<std::uint16_t>::max()),
             "[token_file] expected tokens of {} bits, got {}", num_bits(), token);
@@ -30,13 +37,32 @@ void TokenWriter::add(std::span<const std::int32_t> tokens) {
   }
 }
 
+void TokenWriter::add_document(std::span<const std::int32_t> tokens, std::int64_t num_not_learned) {
+  require(
+      keeps_documents_ && num_not_learned >= 0 && num_not_learned <= std::ssize(tokens),
+      "[token_file] expected a file of documents, and from 0 to {} tokens that are not learned, "
+      "got {}",
+      tokens.size(), num_not_learned);
+  if (tokens.empty()) return;
+  const std::ptrdiff_t first = std::ssize(long_);
+  append(tokens);
+  std::for_each_n(long_.begin() + first, num_not_learned,
+                  [](std::uint32_t& token) { token |= kNotLearned; });
+  document_ends_.push_back(num_tokens());
+}
+
 void TokenWriter::write(const std::string& path) const {
   std::array<std::int32_t, 256> header{};
-  header[0] = is_short_ ? 20240520 : 20240801;
-  header[1] = is_short_ ? 1 : 7;
-  header[2] = static_cast<std::int32_t>(num_tokens());
+  header[0] = keeps_documents_ ? kDocumentsMagic : is_short_ ? 20240520 : 20240801;
+  header[1] = keeps_documents_ || is_short_ ? 1 : 7;
+  if (!keeps_documents_) header[2] = static_cast<std::int32_t>(num_tokens());
   engine::AtomicFile file(path);
   file.write(std::as_bytes(std::span(header)));
+  if (keeps_documents_) {
+    const std::array<std::int64_t, 2> counts{num_tokens(), std::ssize(document_ends_)};
+    file.write(std::as_bytes(std::span(counts)));
+    file.write(std::as_bytes(std::span(document_ends_)));
+  }
   file.write(std::as_bytes(std::span(short_)));
   file.write(std::as_bytes(std::span(long_)));
   file.commit();

@@ -1,4 +1,4 @@
-// Token files with llm.c's header, which trainers read (tools/data/text_data.h).
+// Token files that trainers read (tools/data/token_file.h).
 #pragma once
 
 #include <cstdint>
@@ -9,25 +9,32 @@
 namespace tessera::tools {
 
 /// Collects tokens, of 16 bits where the vocabulary allows, otherwise of 32, and writes them all at
-/// the end: the header says how many there are.
+/// the end: llm.c's header says how many there are. Or a file of documents, which are of 32 bits.
 class TokenWriter {
  public:
   /// Of tokens below `vocab_size`.
-  explicit TokenWriter(std::int64_t vocab_size) : is_short_(vocab_size <= 1 << 16) {}
+  explicit TokenWriter(std::int64_t vocab_size, bool keeps_documents = false)
+      : keeps_documents_(keeps_documents), is_short_(vocab_size <= 1 << 16 && !keeps_documents) {}
 
   int num_bits() const { return is_short_ ? 16 : 32; }
   std::int64_t num_tokens() const { return is_short_ ? std::ssize(short_) : std::ssize(long_); }
 
-  /// Throws InvalidArgument for a token that does not fit, IoError for more than 2^31 - 1 in all,
-  /// which the header cannot count.
+  /// Throws InvalidArgument for a token that does not fit and in a file of documents, IoError for
+  /// more than 2^31 - 1 in all, which llm.c's header cannot count.
   void add(std::span<const std::int32_t> tokens);
+  /// Adds a document, if it has tokens, of which the first `num_not_learned` are not learned.
+  /// Throws InvalidArgument for a token that does not fit, and in another file.
+  void add_document(std::span<const std::int32_t> tokens, std::int64_t num_not_learned);
   /// Replaces the file at `path` as a whole, or not at all. Throws IoError.
   void write(const std::string& path) const;
 
  private:
-  bool is_short_;
+  void append(std::span<const std::int32_t> tokens);
+
+  bool keeps_documents_, is_short_;
   std::vector<std::uint16_t> short_;
   std::vector<std::uint32_t> long_;
+  std::vector<std::int64_t> document_ends_;
 };
 
 }  // namespace tessera::tools

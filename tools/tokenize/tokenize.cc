@@ -27,8 +27,8 @@ namespace {
 using engine::require;
 
 struct Config {
-  std::string tokenizer, out, field, end;
-  bool special = true;
+  std::string tokenizer, out, field, prompt, end;
+  bool special = true, documents = false;
 
   void add_to(FlagSet& flags) {
     flags.add("tokenizer", &tokenizer,
@@ -39,6 +39,12 @@ struct Config {
                        "train_transformer, called .bin; empty: prints them"});
     flags.add("field", &field,
               {.help = "key of the text in each line of the .jsonl files among the inputs"});
+    flags.add("prompt", &prompt,
+              {.help = "key of a text in each line that comes before that of --field and is not "
+                       "learned; documents are kept apart as with --documents"});
+    flags.add("documents", &documents,
+              {.help = "keeps documents apart in the file: each is learned by itself, and not as a "
+                       "part of one long text"});
     flags.add(
         "special", &special,
         {.help = "with the tokens that the tokenizer puts around a text, such as a first one"});
@@ -62,7 +68,7 @@ Words read_words(std::span<const char* const> arguments) {
     }
     words.flags.push_back(arguments[i]);
     const bool has_next_value = word == "--tokenizer" || word == "--out" || word == "--field" ||
-                                word == "--end" || word == "--config";
+                                word == "--prompt" || word == "--end" || word == "--config";
     if (has_next_value && i + 1 < arguments.size()) words.flags.push_back(arguments[++i]);
   }
   return words;
@@ -78,6 +84,16 @@ void check(const Config& config, const std::vector<std::string>& inputs) {
   require(num_jsonl > 0 || config.field.empty(),
           "[tokenize] expected no --field without a .jsonl, got {} (field)",
           engine::excerpt(config.field));
+  require(config.prompt.empty() || !config.field.empty(),
+          "[tokenize] expected --prompt with the --field of what follows it, got {} alone (prompt)",
+          engine::excerpt(config.prompt));
+  require(config.prompt.empty() || num_jsonl == std::ssize(inputs),
+          "[tokenize] expected .jsonl alone with --prompt, as other files have none, got {} others "
+          "(prompt)",
+          std::ssize(inputs) - num_jsonl);
+  require((!config.documents && config.prompt.empty()) || !config.out.empty(),
+          "[tokenize] expected --out with --documents or --prompt, got none: lists of ids do not "
+          "say which are learned (out)");
   require(config.out.empty() || config.out.ends_with(".bin"),
           "[tokenize] expected a file called .bin, as trainers take others for text, got {} (out)",
           engine::excerpt(config.out));
@@ -89,6 +105,24 @@ void print(std::span<const std::int32_t> ids) {
   if (!ids.empty()) line.resize(line.size() - 2);
   line += "]\n";
   std::fwrite(line.data(), 1, line.size(), stdout);
+}
+
+// Appends the ids of a document, and returns how many of them are not learned.
+std::int64_t encode(const Document& document, const Tokenizer& tokenizer, Encoder& encoder,
+                    bool special, std::vector<std::int32_t>& ids) {
+  if (document.prompt.empty()) {
+    encoder.encode(document.text, special, ids);
+    return 0;
+  }
+  const auto add = [&](std::span<const std::int32_t> more) {
+    if (special) ids.insert(ids.end(), more.begin(), more.end());
+  };
+  add(tokenizer.before());
+  encoder.encode(document.prompt, /*add_special_tokens=*/false, ids);
+  const std::int64_t num_not_learned = std::ssize(ids);
+  encoder.encode(document.text, /*add_special_tokens=*/false, ids);
+  add(tokenizer.after());
+  return num_not_learned;
 }
 
 void run(int argc, char** argv) {
@@ -109,18 +143,27 @@ void run(int argc, char** argv) {
             engine::excerpt(config.end));
   }
   Encoder encoder(tokenizer);
-  TokenWriter writer(tokenizer.vocab_size());
-  std::int64_t num_documents = 0, nbytes = 0;
+  const bool keeps_documents = config.documents || !config.prompt.empty();
+  TokenWriter writer(tokenizer.vocab_size(), keeps_documents);
+  std::int64_t num_documents = 0, nbytes = 0, num_masked = 0;
   std::vector<std::int32_t> ids;
   for (const std::string& input : words.inputs) {
-    visit_documents(input, config.field, [&](std::string_view text) {
+    const DocumentFields fields{.prompt = config.prompt, .text = config.field};
+    visit_documents(input, fields, [&](const Document& document) {
       ids.clear();
-      encoder.encode(text, config.special, ids);
+      const std::int64_t num_not_learned =
+          encode(document, tokenizer, encoder, config.special, ids);
       if (end) ids.push_back(*end);
       if (config.out.empty()) return print(ids);
-      writer.add(ids);
+      if (keeps_documents) {
+        writer.add_document(ids, num_not_learned);
+        num_masked += num_not_learned;
+        if (ids.empty()) return;
+      } else {
+        writer.add(ids);
+      }
       ++num_documents;
-      nbytes += std::ssize(text);
+      nbytes += std::ssize(document.prompt) + std::ssize(document.text);
     });
   }
   if (config.out.empty()) return;
@@ -128,9 +171,12 @@ void run(int argc, char** argv) {
   require<engine::IoError>(writer.num_tokens() > 0, "[tokenize] expected tokens, got none ({})",
                            engine::join(words.inputs, ", "));
   writer.write(out);
-  fmt::print("{} tokens of {} bits in {}: {} documents, {} bytes, a vocabulary of {}\n",
-             engine::with_commas(writer.num_tokens()), writer.num_bits(), engine::escaped(out),
-             engine::with_commas(num_documents), engine::with_commas(nbytes),
+  const std::string apart = keeps_documents ? fmt::format(", {} of prompts, documents apart",
+                                                          engine::with_commas(num_masked))
+                                            : "";
+  fmt::print("{} tokens of {} bits{} in {}: {} documents, {} bytes, a vocabulary of {}\n",
+             engine::with_commas(writer.num_tokens()), writer.num_bits(), apart,
+             engine::escaped(out), engine::with_commas(num_documents), engine::with_commas(nbytes),
              engine::with_commas(tokenizer.vocab_size()));
 }
 

@@ -33,6 +33,9 @@ class Tokenizer {
   /// Throws IoError when an expression of the file takes too many steps on the text. An Encoder is
   /// faster for several texts.
   std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens = true) const;
+  /// The tokens that encode() puts before and after a text.
+  std::span<const std::int32_t> before() const { return parts_.post_processor.before(); }
+  std::span<const std::int32_t> after() const { return parts_.post_processor.after(); }
   /// The text of `ids`. `skip_special`: without special tokens. Throws InvalidArgument for an id
   /// that is not in [0, vocab_size()).
   std::string decode(std::span<const std::int32_t> ids, bool skip_special = true) const;

@@ -16,6 +16,7 @@ std::string graph_obstacle(const TrainConfig& config, int num_ranks, bool on_gpu
       {config.offload.any(), "the host takes part in what is offloaded"},
       {shard::make_hook(config.comm.options()) != nullptr, "comm.hook takes part on the host"},
       {train.overlap_optimizer != OverlapOptimizer::kNone, "train.overlap_optimizer is set"},
+      {train.sums_losses(), "train.loss_mean=tokens adds up targets on the host"},
       {train.guards(), "train.spike_factor and train.verify_every read each step"},
       {train.check_gradients, "train.check_gradients reads each step"},
       {!config.log.trace.empty(), "log.trace times each launch"},

@@ -48,7 +48,7 @@ double StepOutcome::mean_loss() const {
   for (std::size_t micro = 0; micro < accum; ++micro) {
     for (int rank = 0; rank < num_ranks; ++rank) sum += of(rank)[micro];
   }
-  return sum / static_cast<double>(accum * static_cast<std::size_t>(num_ranks));
+  return sum / num_loss_terms;
 }
 
 std::string StepOutcome::difference(const StepOutcome& other) const {

@@ -22,6 +22,8 @@ struct StepOutcome {
   std::string not_finite;  ///< a gradient; empty: none
   /// Ranks that are that far apart keep copies of the same parameters; 0: none do.
   int copies_apart = 0;
+  /// What the sum of all losses is divided by for their mean.
+  double num_loss_terms = 1;
 
   std::span<const float> of(int rank) const;
   /// Summed in the order of the samples.

@@ -93,6 +93,12 @@ std::int64_t Trainer::first_sample(std::int64_t batch) const {
   return start_.sample + (since_start * world_.size() + world_.rank()) * config_.train.batch;
 }
 
+// What losses of the last step, which has been reduced, are divided by for their mean.
+double Trainer::num_loss_terms() const {
+  const double scale = fsdp_.mean_scale();  // 0: there are no terms
+  return scale == 0 ? 1 : std::round(1 / scale);
+}
+
 TrainPosition Trainer::behind(std::int64_t steps) const {
   const StepConfig& c = config_.train;
   return {.step = steps,
@@ -163,6 +169,10 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
         fill(first_sample(first + n), host);
       },
       trace_);
+  num_targets_ = data.num_targets;
+  engine::require(c.loss_mean == LossMean::kBatches || (num_targets_ && c.sums_losses()),
+                  "[train] expected data that count targets for train.loss_mean=tokens, and a mean "
+                  "that is chosen, got otherwise");
   create_graph(data.tensors);
   const bool is_late = compute_.device().is_cuda();
   // The last step. On a GPU it is kept until the next is launched, told already or not, so that
@@ -265,6 +275,7 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
           .clock = std::move(clock),
           .values = std::move(kept),
           .norm = norm,
+          .num_loss_terms = num_loss_terms(),
           .is_graph = is_graph};
 }
 
@@ -278,7 +289,11 @@ shard::GradNorm Trainer::run_passes(std::int64_t step, const Loss& loss, const T
   };
   for (std::int64_t micro = 0; micro < c.accum; ++micro) {
     if (probe_ != nullptr) probe_->begin_micro_step(micro);
-    const shard::MicroStep pass{.no_sync = c.accum_comm == AccumComm::kLast && micro + 1 < c.accum};
+    shard::MicroStep pass{.no_sync = c.accum_comm == AccumComm::kLast && micro + 1 < c.accum};
+    if (c.sums_losses()) {
+      // A plan has no data: any number does.
+      pass.weight = num_targets_ ? num_targets_(first_sample(step * c.accum + micro)) : 1;
+    }
     if (micro == 0) {
       fsdp_.begin_step(static_cast<int>(c.accum), pass);
     } else {
@@ -344,8 +359,8 @@ std::vector<StepRecord> Trainer::plan(const std::vector<BatchTensor>& batch, con
   return records;
 }
 
-// Reads and logs what the step left. The mean loss is over micro-steps and ranks, summed in the
-// order of the samples.
+// Reads and logs what the step left. The mean loss is over micro-steps and ranks, or over all
+// targets that are learned, summed in the order of the samples.
 void Trainer::finish(Launched& launched, double items) {
   StepRecord& record = launched.record;
   const std::int64_t accum = config_.train.accum;
@@ -365,7 +380,7 @@ void Trainer::finish(Launched& launched, double items) {
       sum += loss;
     }
   }
-  record.loss = sum / static_cast<double>(world_.size() * accum);
+  record.loss = sum / launched.num_loss_terms;
   for (int rank = 0; rank < world_.size(); ++rank) stop(static_cast<int>(value(rank, accum)));
   if (record.skipped.empty()) {
     record.grad_norm = of_step(record.step, [&] { return launched.norm.value(); });

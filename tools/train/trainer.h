@@ -1,7 +1,8 @@
 // The training loop of one rank: engine, sharding and optimizer put together as the configuration
 // says. The model and the data come in as blocks and functions.
 //
-// On a GPU the host waits for nothing inside a step: see [Note: one step behind] in trainer.cc.
+// On a GPU the host waits for nothing inside a step, unless losses are sums, whose terms it adds up
+// over ranks: see [Note: one step behind] in trainer.cc.
 #pragma once
 
 #include <chrono>
@@ -59,8 +60,12 @@ class Trainer {
   struct Data {
     std::vector<BatchTensor> tensors;
     std::function<void(std::int64_t first_sample, const Batch& host)> fill;
+    /// How many targets of that micro-batch are learned: asked where losses are sums
+    /// (StepConfig::sums_losses()).
+    std::function<std::int64_t(std::int64_t first_sample)> num_targets = {};
   };
-  /// Mean loss (f32 scalar) of that micro-batch. What it draws by sample it draws for those after
+  /// Loss (f32 scalar) of that micro-batch: its mean, or where losses are sums its sum over targets
+  /// that are learned. What it draws by sample it draws for those after
   /// `first_sample` + samples_before().
   using Loss = std::function<engine::Tensor(std::int64_t first_sample, const Batch& batch)>;
   struct Validation {
@@ -113,11 +118,13 @@ class Trainer {
 
   /// Collective: every rank's `values`, rank by rank.
   std::vector<float> gather(const std::vector<float>& values);
-  /// Mean of `num_batches` losses: batch b is evaluated by rank b % ranks and summed in the order
-  /// of b, so the result does not depend on the number of ranks. Not recorded. Collective. When a
-  /// rank is asked to stop it throws on all of them, which run() catches.
+  /// Mean of `num_batches` losses, or where each is a sum, of the `num_terms` of all of them: batch
+  /// b is evaluated by rank b % ranks and summed in the order of b, so the result does not depend
+  /// on the number of ranks. Not recorded. Collective. When a rank is asked to stop it throws on
+  /// all of them, which run() catches.
   double mean_loss(std::int64_t num_batches,
-                   const std::function<engine::Tensor(std::int64_t batch)>& loss);
+                   const std::function<engine::Tensor(std::int64_t batch)>& loss,
+                   std::optional<std::int64_t> num_terms = {});
   /// Collective: SHA-256 of all f32 parameters in name order, in hex. Throws InvalidArgument naming
   /// a parameter that is not finite.
   std::string params_sha256();
@@ -129,6 +136,7 @@ class Trainer {
     StepClock clock;
     comm::HostGather values;  // losses and the wish to stop
     shard::GradNorm norm;
+    double num_loss_terms;
     bool is_graph;
   };
   /// [Note: steps as graphs] in trainer_graph.cc.
@@ -146,6 +154,7 @@ class Trainer {
     const char* what() const noexcept override { return "[train] asked to stop"; }
   };
   std::int64_t first_sample(std::int64_t batch) const;
+  double num_loss_terms() const;
   std::int64_t num_steps_to_run() const;
   bool is_validation_due(std::int64_t step) const;
   bool owes_validation();
@@ -191,6 +200,7 @@ class Trainer {
   // Gathers of losses: not on compute, so that waiting for them is counted.
   engine::Stream metrics_;
   engine::Tape tape_;
+  std::function<std::int64_t(std::int64_t first_sample)> num_targets_;  // of Data
   std::unique_ptr<BatchLoader> batches_;  // dies after fsdp_, which ends what compute waits for
   shard::Fsdp fsdp_;
   std::unique_ptr<shard::Optimizer> optimizer_;

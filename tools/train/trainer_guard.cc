@@ -63,7 +63,11 @@ shard::GradNorm Trainer::guard(std::int64_t step, const Loss& loss, const Tensor
          with_gradient ? checksums_of(fsdp_) : std::vector<float>(kNumChecksumFloats)) {
       mine.push_back(x);
     }
-    return StepOutcome{world_.size(), gather(mine), norm->not_finite(), copies_apart(fsdp_)};
+    return StepOutcome{.num_ranks = world_.size(),
+                       .values = gather(mine),
+                       .not_finite = norm->not_finite(),
+                       .copies_apart = copies_apart(fsdp_),
+                       .num_loss_terms = num_loss_terms()};
   };
   // Most steps need no pass over the gradient.
   if (const StepOutcome losses = outcome(false); !guard_->doubts(step + 1, losses)) {

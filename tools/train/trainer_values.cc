@@ -28,7 +28,8 @@ comm::HostGather Trainer::start_gather(const std::vector<float>& values) {
 }
 
 double Trainer::mean_loss(std::int64_t num_batches,
-                          const std::function<Tensor(std::int64_t batch)>& loss) {
+                          const std::function<Tensor(std::int64_t batch)>& loss,
+                          std::optional<std::int64_t> num_terms) {
   const std::int64_t ranks = world_.size();
   std::vector<float> mine;
   for (std::int64_t first = 0; first < num_batches; first += ranks) {
@@ -43,7 +44,7 @@ double Trainer::mean_loss(std::int64_t num_batches,
     sum += all[static_cast<std::size_t>(batch % ranks) * mine.size() +
                static_cast<std::size_t>(batch / ranks)];
   }
-  return sum / static_cast<double>(num_batches);
+  return sum / static_cast<double>(num_terms.value_or(num_batches));
 }
 
 bool Trainer::stops() {

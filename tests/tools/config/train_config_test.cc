@@ -16,7 +16,7 @@
 #include "engine/meta.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
-#include "tools/data/text_data.h"
+#include "tools/data/token_dataset.h"
 #include "tools/machine/limits.h"
 #include "tools/models/family.h"
 #include "tools/programs/transformer_config.h"
@@ -447,8 +447,8 @@ TEST(TransformerConfig, SequencesAreAsLongAsAskedAndInTheOrderOfTheSeed) {
   TransformerConfig config;
   std::string text;
   for (int i = 0; i < 100; ++i) text += static_cast<char>(i + 1);
-  config.data_path = folder.write("text.txt", text);
-  config.val_fraction = 0;
+  config.data.path = folder.write("text.txt", text);
+  config.data.val_fraction = 0;
   ModelConfig model = preset_config("small");
   model.seq = 32;
   EXPECT_EQ(config.dataset(model).seq(), 32);

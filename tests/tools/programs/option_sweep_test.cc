@@ -171,6 +171,7 @@ std::map<std::string, Row> rows(const std::string& folder) {
       {"train.check_gradients", {"true", kPlan}},
       {"train.eps", {"1", kBits, "", adam}},
       {"train.grad_clip", {"0.01", kBits, "", sgd}},
+      {"train.loss_mean", {"tokens", kPlan}},
       {"train.lr", {"1", kBits}},
       {"train.max_minutes", {"1e-9", kSays, "stopped by train.max_minutes after step 1"}},
       {"train.max_skips", {"1", kPlan}},

@@ -17,7 +17,7 @@
 #include "tests/shard/collective_log.h"
 #include "tests/testing/json.h"
 #include "tests/testing/temp_folder.h"
-#include "tools/data/text_data.h"
+#include "tools/data/token_dataset.h"
 #include "tools/launch/ranks.h"
 #include "tools/models/gpt.h"
 #include "tools/models/model_files.h"
@@ -78,12 +78,18 @@ inline GptRun run_model(tools::TrainConfig config,
                       {.recompute = config.train.recompute,
                        .seed = static_cast<std::uint64_t>(config.train.seed),
                        .first_sample = first,
-                       .samples_before = trainer.samples_before()});
+                       .samples_before = trainer.samples_before(),
+                       .is_sum = config.train.sums_losses()});
       return change ? change(trainer.tape(), value, first) : value;
     };
-    trainer.run(
-        {{{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}}, fill},
-        loss, nullptr, seq);
+    const auto num_targets = [&](std::int64_t first) {
+      return data.num_targets(first, config.train.batch);
+    };
+    trainer.run({.tensors = {{"tokens", shape, engine::DType::kI32},
+                             {"targets", shape, engine::DType::kI32}},
+                 .fill = fill,
+                 .num_targets = num_targets},
+                loss, nullptr, seq);
     const std::string sha256 = trainer.params_sha256();
     std::map<std::string, std::vector<float>> parameters;
     for (const engine::Parameter* p : trainer.fsdp().parameters()) {

@@ -23,7 +23,8 @@ class Documents : public ::testing::Test {
  protected:
   std::vector<std::string> of(const std::string& path, const std::string& field = "text") const {
     std::vector<std::string> all;
-    visit_documents(path, field, [&](std::string_view document) { all.emplace_back(document); });
+    visit_documents(path, {.text = field},
+                    [&](const Document& document) { all.emplace_back(document.text); });
     return all;
   }
   const testing::TempFolder folder_;

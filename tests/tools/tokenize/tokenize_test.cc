@@ -12,7 +12,7 @@
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/tokenizer/small_tokenizer.h"
-#include "tools/data/text_data.h"
+#include "tools/data/token_file.h"
 #include "tools/tokenize/token_writer.h"
 
 namespace tessera {
@@ -75,6 +75,34 @@ TEST_F(Tokenize, SpecialTokensAreLeftOutWhenNotWanted) {
   EXPECT_EQ(run({"--tokenizer=.", "a.txt", "--special=false"}).out, "[6, 8]\n");
 }
 
+TEST_F(Tokenize, KeepsDocumentsApartAndMarksTheirPrompts) {
+  nlohmann::json file = testing::small_tokenizer();
+  file["post_processor"] = nlohmann::json::parse(R"({
+      "type": "TemplateProcessing", "pair": [],
+      "single": [{"SpecialToken": {"id": "<e>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+      "special_tokens": {"<e>": {"id": "<e>", "ids": [9], "tokens": ["<e>"]}}})");
+  folder_.write("tokenizer.json", file.dump());
+  folder_.write("d.jsonl",
+                "{\"ask\": \"abc\", \"say\": \"ab\"}\n{\"say\": \"cd\", \"ask\": \"\"}\n");
+  const Outcome outcome = run(
+      {"--tokenizer=.", "--prompt", "ask", "--field=say", "--end=<e>", "--out=all.bin", "d.jsonl"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, {"7 tokens of 32 bits, 2 of prompts, documents apart in ",
+                                "all.bin: 2 documents, 7 bytes, "}));
+  const tools::TokenFile tokens(folder_ / "all.bin");
+  EXPECT_EQ(tokens.document_ends(), (std::vector<std::int64_t>{4, 7}));
+  Ids targets(7);
+  tokens.read_targets(0, 10, targets);
+  EXPECT_EQ(tokens_of(folder_ / "all.bin", 10), (Ids{9, 6, 5, 9, 9, 7, 9}));
+  EXPECT_EQ(targets, (Ids{tools::kMasked, tools::kMasked, 5, 9, 9, 7, 9}));
+  // Without prompts.
+  EXPECT_EQ(
+      run({"--tokenizer=.", "--documents", "--field=say", "--out=all.bin", "d.jsonl"}).exit_code,
+      0);
+  EXPECT_EQ(tools::TokenFile(folder_ / "all.bin").document_ends(),
+            (std::vector<std::int64_t>{2, 4}));
+}
+
 TEST_F(Tokenize, AFileIsReplacedAsAWholeOrNotAtAll) {
   folder_.write("all.bin", "old");
   const Outcome outcome = run({"--tokenizer=.", "--out=all.bin", "a.txt", "missing.txt"});
@@ -96,6 +124,12 @@ TEST_F(Tokenize, WhatCannotBeHonouredIsRefused) {
       {{"--tokenizer=.", "c.jsonl"}, "expected --field=KEY for .jsonl"},
       {{"--tokenizer=.", "--field=x", "a.txt"}, "expected no --field without a .jsonl, got x"},
       {{"--tokenizer=.", "--out=a.txt", "a.txt"}, "a file called .bin"},
+      {{"--tokenizer=.", "--prompt=x", "a.txt"}, "expected --prompt with the --field"},
+      {{"--tokenizer=.", "--field=words", "--prompt=x", "--out=a.bin", "c.jsonl"},
+       "a text at key x, got none (prompt"},
+      {{"--tokenizer=.", "--documents", "a.txt"}, "expected --out with --documents or --prompt"},
+      {{"--tokenizer=.", "--field=words", "--prompt=words", "--out=a.bin", "c.jsonl", "a.txt"},
+       "expected .jsonl alone with --prompt"},
       {{"--tokenizer=.", "--end=no", "a.txt"}, "a token of the tokenizer, got no"},
       {{"--tokenizer=.", "--other", "a.txt"}, "--other"},
       {{"--tokenizer=missing", "a.txt"}, "missing"},
@@ -108,7 +142,8 @@ TEST_F(Tokenize, WhatCannotBeHonouredIsRefused) {
   }
   const Outcome help = run({"--help"});
   EXPECT_EQ(help.exit_code, 0);
-  EXPECT_TRUE(has(help.out, {"--tokenizer", "--out", "--field", "--special", "--end"}));
+  EXPECT_TRUE(has(help.out, {"--tokenizer", "--out", "--field", "--prompt", "--documents",
+                             "--special", "--end"}));
 }
 
 TEST_F(Tokenize, TokensAreWrittenWithAsManyBitsAsTheyNeed) {

@@ -68,6 +68,19 @@ TEST(StepGuard, ASpikeIsOneAgainstTheMedianOfEnoughSteps) {
   EXPECT_TRUE(has(long_run.judge(41, of(7), again(7)).is_wrong, {"of the last 32 steps, 2"}));
 }
 
+// Where losses are sums, of more terms in one step than in another.
+TEST(StepGuard, ASumIsMeasuredAsTheMeanThatItIs) {
+  const StepConfig config{.spike_factor = 3};
+  StepGuard guard(config);
+  learn(guard, 20, 2);
+  StepOutcome sum = of(200);
+  sum.num_loss_terms = 100;
+  EXPECT_EQ(sum.mean_loss(), 2);
+  EXPECT_FALSE(guard.doubts(21, sum));
+  sum.num_loss_terms = 10;
+  EXPECT_TRUE(guard.doubts(21, sum));
+}
+
 TEST(StepGuard, OfThreeResultsTwoMustAgree) {
   const StepConfig config{.verify_every = 5};
   StepGuard guard(config);

@@ -34,7 +34,7 @@
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/train/linear_training.h"
 #include "tools/cli/stop.h"
-#include "tools/data/text_data.h"
+#include "tools/data/token_dataset.h"
 #include "tools/io/sha256.h"
 
 namespace tessera::tools {

@@ -22,6 +22,7 @@
 #include "tools/probe/divergence.h"
 #include "tools/programs/attention_choice.h"
 #include "tools/programs/run_checks.h"
+#include "tools/train/graph_choice.h"
 
 namespace tessera::tools {
 namespace {
@@ -41,7 +42,7 @@ TransformerConfig defaults() {
   config.train.warmup = 5;
   config.train.lr = 1e-3;
   config.log.val_every = 0;
-  config.val_fraction = 0;
+  config.data.val_fraction = 0;
   config.sample_tokens = 0;
   config.audit = true;                   // which leaves what was planned in the log
   config.checkpoint.is_offered = false;  // a training that is interrupted begins again
@@ -111,13 +112,14 @@ void check(Configuration& c, const std::string& probe, const TrainingLaunch& lau
   c.model = config.model_config();
   config.check_blocks(c.model.layers);
   checks.data(config, c.model);
-  checks.files(config.files_read(flags, config.text_path()));
+  static_cast<void>(uses_graphs(config, ranks.size, c.on_gpu));  // data have a say in it
+  checks.files(config.files_read(flags, config.data.resolved_path()));
 }
 
 // What is in force, without where it goes: the folder may be moved, and goes on from there.
 void record(Configuration& c, const std::string& launch) {
   c.config.out = "runs/train_transformer";
-  c.config.data_path = resolve_user_path(c.config.data_path);
+  c.config.data.path = resolve_user_path(c.config.data.path);
   c.config.init_from = resolve_user_path(c.config.init_from);
   FlagSet all("train_transformer", "");
   TransformerConfig copy = c.config;

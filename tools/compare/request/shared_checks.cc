@@ -60,13 +60,15 @@ void SharedChecks::cpu(const CpuConfig& cpu) {
   require(message.empty(), "{}", message);
 }
 
-void SharedChecks::data(const TransformerConfig& config, const ModelConfig& model) {
+void SharedChecks::data(TransformerConfig& config, const ModelConfig& model) {
+  config.settle_loss_mean(
+      TokenFile(config.data.resolved_path(), config.data.format).keeps_documents());
   const std::string key =
-      fmt::format("{}\n{}\n{} {} {} {} {} {}", config.data_path, config.init_from, config.model.seq,
-                  model.seq, model.vocab, config.val_fraction, static_cast<int>(config.data_order),
-                  static_cast<int>(config.data_format));
+      fmt::format("{}\n{}\n{} {} {} {} {} {}", config.data.path, config.init_from, config.model.seq,
+                  model.seq, model.vocab, config.data.val_fraction,
+                  static_cast<int>(config.data.order), static_cast<int>(config.data.format));
   if (!data_.insert(key).second) return;
-  for (const std::string& line : config.check_data(model)) {
+  for (const std::string& line : config.warnings(config.dataset(model), model)) {
     if (warnings_.insert(line).second) fmt::print(stderr, "warning: {}\n", line);
   }
 }

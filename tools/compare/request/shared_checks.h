@@ -17,8 +17,8 @@ class SharedChecks {
   /// Throws InvalidArgument for one that this machine is not, and DeviceError if no process can
   /// start to try it: the CPU is chosen once in a process.
   void cpu(const CpuConfig& cpu);
-  /// Throws as TransformerConfig::check_data(); what that warns of goes to stderr.
-  void data(const TransformerConfig& config, const ModelConfig& model);
+  /// Throws as TransformerConfig::dataset(); what it warns of goes to stderr.
+  void data(TransformerConfig& config, const ModelConfig& model);
   /// For Request::inputs.
   void files(const std::vector<RunFile>& files);
   const std::vector<RunFile>& inputs() const { return inputs_; }

@@ -1,4 +1,4 @@
-#include "tools/data/text_data.h"
+#include "tools/data/token_dataset.h"
 
 #include <gtest/gtest.h>
 
@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <numeric>
 #include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/error.h"
@@ -311,6 +313,133 @@ TEST(TokenDataset, RefusesOptionsAndBuffersOutOfRange) {
   EXPECT_THROW(data.batch(0, 2, four, three), InvalidArgument);
   EXPECT_THROW(data.batch(0, 2, three, four), InvalidArgument);
   EXPECT_THROW(data.batch(-1, 2, four, four), InvalidArgument);
+}
+
+/// A file of documents, of which the first tokens are not learned.
+std::string documents_of(
+    const std::vector<std::pair<std::vector<std::uint32_t>, std::size_t>>& documents) {
+  std::vector<std::uint32_t> tokens;
+  std::vector<std::int64_t> numbers(2);  // of tokens and documents, and where each ends
+  for (const auto& [ids, num_not_learned] : documents) {
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      tokens.push_back(i < num_not_learned ? ids[i] | kNotLearned : ids[i]);
+    }
+    numbers.push_back(std::ssize(tokens));
+  }
+  numbers[0] = std::ssize(tokens);
+  numbers[1] = std::ssize(documents);
+  return llmc_header(kDocumentsMagic, 1, 0) + bytes_of(numbers) + bytes_of(tokens);
+}
+
+constexpr std::int32_t kNo = kMasked;
+
+TEST(Documents, AreSequencesOfTheirOwnWhoseTargetsAreWhatIsLearned) {
+  const TempFolder folder;
+  const std::string path = folder.write("a.bin", documents_of({{{1, 2, 3, 4, 5, 6, 7}, 3},
+                                                               {{8}, 0},
+                                                               {{9, 10}, 2},
+                                                               {{11, 12, 13}, 0},
+                                                               {{14, 15, 16, 17}, 1}}));
+  const TokenFile file(path);
+  EXPECT_EQ(file.format(), "documents");
+  EXPECT_EQ(file.document_ends(), (std::vector<std::int64_t>{7, 8, 10, 13, 17}));
+  std::vector<std::int32_t> ids(4);
+  file.read(1, 18, ids);
+  EXPECT_EQ(ids, (std::vector{2, 3, 4, 5}));
+  file.read_targets(1, 18, ids);
+  EXPECT_EQ(ids, (std::vector{kNo, kNo, 4, 5}));
+  // Of the first document two parts, of the second and the third none.
+  const TokenDataset data(TokenFile(path), {.seq = 4, .vocab = 18});
+  ASSERT_EQ(data.num_sequences(), 4);
+  EXPECT_TRUE(data.keeps_documents());
+  EXPECT_EQ(data.max_token(), 17);
+  const Batch batch = batch_of(data, 0, 4);
+  EXPECT_EQ(batch.tokens, (std::vector{1, 2, 3, 4, 5, 6, 0, 0, 11, 12, 0, 0, 14, 15, 16, 0}));
+  EXPECT_EQ(batch.targets,
+            (std::vector{kNo, kNo, 4, 5, 6, 7, kNo, kNo, 12, 13, kNo, kNo, 15, 16, 17, kNo}));
+  EXPECT_EQ(data.cut().num_targets, 9);
+  EXPECT_EQ(data.cut().num_tokens, 4 + 2 + 2 + 3);
+  EXPECT_EQ(data.cut().num_documents, 5);
+  EXPECT_EQ(data.cut().num_longer, 1);
+  EXPECT_EQ(data.cut().num_not_learned, 2);
+  EXPECT_EQ(data.cut().num_left_out, 0);
+  EXPECT_EQ(data.cut().longest, 7);
+  const TokenDataset shorter(TokenFile(path), {.seq = 2, .vocab = 18});
+  EXPECT_EQ(shorter.cut().num_longer, 2);
+  EXPECT_EQ(shorter.cut().num_left_out, 1);
+  for (std::int64_t i = 0; i < 4; ++i) {
+    const Batch one = batch_of(data, i, 1);
+    EXPECT_EQ(data.num_targets(i, 1), 4 - std::ranges::count(one.targets, kNo)) << i;
+  }
+  EXPECT_EQ(data.num_targets(2, 4), 2 + 3 + 2 + 2);  // into the next epoch
+}
+
+TEST(Documents, AreKeptForValidationFromTheEnd) {
+  const TempFolder folder;
+  const std::string path = folder.write(
+      "a.bin", documents_of({{{1, 2}, 0}, {{3, 4, 5}, 0}, {{6, 7, 8}, 2}, {{9, 10}, 0}}));
+  const TokenDataset data(TokenFile(path), {.seq = 8, .vocab = 18, .val_fraction = 0.5});
+  EXPECT_EQ(data.num_sequences(), 2);
+  ASSERT_EQ(data.num_val_sequences(), 2);
+  std::vector<std::int32_t> tokens(8), targets(8);
+  data.val_batch(0, 1, tokens, targets);
+  EXPECT_EQ(tokens, (std::vector{6, 7, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(targets, (std::vector{kNo, 8, kNo, kNo, kNo, kNo, kNo, kNo}));
+  EXPECT_EQ(data.num_val_targets(0, 2), 2);
+  EXPECT_EQ(data.cut().num_targets, 1 + 2);
+}
+
+TEST(Documents, WhoseMarksChangeDuringTrainingAreAnError) {
+  const TempFolder folder;
+  const std::string path = folder.write("a.bin", documents_of({{{1, 2, 3}, 0}, {{4, 5, 6}, 0}}));
+  const TokenDataset data(TokenFile(path), {.seq = 4, .vocab = 18});
+  folder.write("b.bin", documents_of({{{1, 2, 3}, 0}, {{4, 5, 6}, 2}}));
+  std::filesystem::copy_file(folder / "b.bin", path,
+                             std::filesystem::copy_options::overwrite_existing);
+  EXPECT_EQ(batch_of(data, 0, 1).targets[1], 3);
+  EXPECT_TRUE(has(error_of<IoError>([&] { batch_of(data, 1, 1); }),
+                  {"expected 2 tokens to learn from position 3", "got 1", "a.bin"}));
+}
+
+TEST(Documents, RefusesFilesThatAreNotWhatTheySay) {
+  const TempFolder folder;
+  const std::string whole = documents_of({{{1, 2, 3}, 1}, {{4, 5}, 0}});
+  const auto with = [&](std::size_t at, std::int64_t value) {
+    std::string bytes = whole;
+    bytes.replace(at, sizeof value, reinterpret_cast<const char*>(&value), sizeof value);
+    return bytes;
+  };
+  std::string newer = whole;
+  newer[4] = 2;
+  const std::pair<std::string, std::string> cases[] = {
+      {newer, "documents of version 1, got 2"},
+      {whole.substr(0, 1030), "got a file of 1030 bytes"},
+      {whole.substr(0, whole.size() - 4),
+       "the 5 tokens and 2 documents of the header, got a file of 1072 bytes"},
+      {whole + "four", "of the header, got a file of 1080 bytes"},
+      {with(1024, 0), "the 0 tokens"},
+      {with(1032, std::int64_t{1} << 62), "documents of the header"},
+      {with(1032, -1), "-1 documents"},
+      {with(1040, 0), "one from 0 to 0"},
+      {with(1040, 6), "one from 0 to 6"},
+      {with(1048, 4), "the last document to end with the 5 tokens, got 4"},
+  };
+  for (const auto& [bytes, what] : cases) {
+    const std::string path = folder.write("a.bin", bytes);
+    EXPECT_TRUE(has(error_of<IoError>([&] { TokenFile{path}; }), {"[token_file]", what, "a.bin"}));
+  }
+  const std::string renamed = folder.write("a", whole);
+  EXPECT_TRUE(has(error_of<IoError>([&] { TokenFile{renamed}; }), {"called .bin"}));
+  const std::string path = folder.write("a.bin", whole);
+  EXPECT_TRUE(has(error_of<IoError>([&] { TokenDataset(TokenFile(path), {.seq = 4, .vocab = 5}); }),
+                  {"vocabulary of 5", "got 5 at position 4"}));
+  const std::string single = folder.write("c.bin", documents_of({{{1, 2}, 0}}));
+  EXPECT_TRUE(has(
+      error_of<IoError>([&] { TokenDataset(TokenFile(single), {.seq = 4, .val_fraction = 0.1}); }),
+      {"documents for training and validation", "data.val_fraction", "c.bin"}));
+  const std::string prompts = folder.write("b.bin", documents_of({{{1, 2}, 2}, {{3}, 0}}));
+  EXPECT_TRUE(has(error_of<IoError>([&] { TokenDataset(TokenFile(prompts), {.seq = 4}); }),
+                  {"some token after the first is learned, got none", "b.bin"}));
 }
 
 TEST(Permutation, IsABijectionForEverySize) {

@@ -1,4 +1,4 @@
-#include "tools/data/text_data.h"
+#include "tools/data/token_file.h"
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,6 @@
 
 #include "engine/error.h"
 #include "engine/io/text.h"
-#include "tools/data/permutation.h"
 #include "tools/io/file_kind.h"
 
 namespace tessera::tools {
@@ -59,6 +58,12 @@ std::int64_t check_below(std::span<const T> tokens, std::int64_t first, std::int
       vocab, static_cast<std::int64_t>(*bad), first + (bad - tokens.begin()), path);
 }
 
+// Of tokens that are not learned, in a file of documents.
+template <class T>
+void clear_marks(std::span<T> raw) {
+  for (T& token : raw) token = static_cast<T>(token & ~kNotLearned);
+}
+
 std::string first_bytes(const engine::InputFile& file, std::int64_t offset, std::size_t most) {
   const auto left = static_cast<std::size_t>(std::max<std::int64_t>(file.nbytes() - offset, 0));
   std::string head(std::min(most, left), '\0');
@@ -98,7 +103,17 @@ TokenFile::TokenFile(std::string path, TokenFormat format)
         "[token_file] expected text or token ids, got {}: {}; or train on its bytes as "
         "they are with --data.format=bytes ({})",
         kind == nullptr ? "" : kind->name, kind == nullptr ? "" : kind->as_data, file_.path());
-    if (is_bin) read_header(TokenFormat::kUInt16);
+    if (is_bin) {
+      read_header(TokenFormat::kUInt16);
+    } else {
+      std::int32_t magic = 0;
+      const std::string head = first_bytes(file_, 0, sizeof magic);
+      std::ranges::copy(head, reinterpret_cast<char*>(&magic));
+      require<IoError>(magic != kDocumentsMagic,
+                       "[token_file] expected documents in a file that is called .bin, got another "
+                       "name ({})",
+                       file_.path());
+    }
   } else if (format != TokenFormat::kBytes) {
     read_header(format);
     require<IoError>(header_nbytes_ == 0,
@@ -121,6 +136,11 @@ void TokenFile::read_header(TokenFormat without) {
   std::array<std::int32_t, 3> header{};  // magic, version, count
   const std::string head = first_bytes(file_, 0, sizeof header);
   std::ranges::copy(head, reinterpret_cast<char*>(header.data()));
+  if (header[0] == kDocumentsMagic) {
+    require<IoError>(header[1] == 1, "[token_file] expected documents of version 1, got {} ({})",
+                     header[1], file_.path());
+    return read_documents();
+  }
   for (const auto& format : kLlmcFormats) {
     if (header[0] != format.magic) continue;
     require<IoError>(header[1] == format.version,
@@ -136,6 +156,43 @@ void TokenFile::read_header(TokenFormat without) {
   }
 }
 
+void TokenFile::read_documents() {
+  format_ = "documents";
+  token_nbytes_ = 4;
+  std::array<std::int64_t, 2> counts{};  // of tokens and documents
+  const std::string head = first_bytes(file_, kHeaderNbytes, sizeof counts);
+  std::ranges::copy(head, reinterpret_cast<char*>(counts.data()));
+  const auto [num_tokens, num_documents] = counts;
+  const std::int64_t begin = kHeaderNbytes + std::int64_t{sizeof counts};
+  const std::int64_t nbytes = file_.nbytes() - begin;
+  // No sum or product of these is beyond 64 bits.
+  const bool fits = num_tokens > 0 && num_documents > 0 && num_documents <= nbytes / 12 &&
+                    num_tokens == (nbytes - 8 * num_documents) / 4 && nbytes % 4 == 0;
+  require<IoError>(fits,
+                   "[token_file] expected the {} tokens and {} documents of the header, got a file "
+                   "of {} bytes ({})",
+                   num_tokens, num_documents, file_.nbytes(), file_.path());
+  // A part at a time: a file of holes is refused before it takes memory.
+  std::vector<std::int64_t> part;
+  std::int64_t last = 0;
+  for (std::int64_t at = 0; at < num_documents; at += std::ssize(part)) {
+    part.resize(static_cast<std::size_t>(std::min(kChunk, num_documents - at)));
+    file_.read(begin + 8 * at, std::as_writable_bytes(std::span(part)));
+    for (const std::int64_t end : part) {
+      require<IoError>(end > last && end <= num_tokens,
+                       "[token_file] expected documents of at least one of {} tokens, got one from "
+                       "{} to {} ({})",
+                       num_tokens, last, end, file_.path());
+      last = end;
+    }
+    document_ends_.insert(document_ends_.end(), part.begin(), part.end());
+  }
+  require<IoError>(last == num_tokens,
+                   "[token_file] expected the last document to end with the {} tokens, got {} ({})",
+                   num_tokens, last, file_.path());
+  header_nbytes_ = begin + 8 * num_documents;
+}
+
 std::string TokenFile::head(std::size_t max_nbytes) const {
   return first_bytes(file_, header_nbytes_, max_nbytes);
 }
@@ -147,15 +204,39 @@ void TokenFile::with_width(Use use) const {
   use(std::uint32_t{});
 }
 
-void TokenFile::read(std::int64_t first, std::int64_t vocab, std::span<std::int32_t> out) const {
+// As they lie in the file.
+template <class T>
+void TokenFile::read_raw(std::int64_t first, std::span<T> out) const {
   require(first >= 0 && std::ssize(out) <= num_tokens_ - first,
           "[token_file] expected a range inside {} tokens, got [{}, {}) ({})", num_tokens_, first,
           first + std::ssize(out), path());
+  file_.read(header_nbytes_ + first * token_nbytes_, std::as_writable_bytes(out));
+}
+
+void TokenFile::read(std::int64_t first, std::int64_t vocab, std::span<std::int32_t> out) const {
+  read_masked(first, vocab, out, /*masks=*/false);
+}
+
+void TokenFile::read_targets(std::int64_t first, std::int64_t vocab,
+                             std::span<std::int32_t> out) const {
+  read_masked(first, vocab, out, /*masks=*/true);
+}
+
+void TokenFile::read_masked(std::int64_t first, std::int64_t vocab, std::span<std::int32_t> out,
+                            bool masks) const {
   with_width([&]<class T>(T) {
     std::vector<T> raw(out.size());
-    file_.read(header_nbytes_ + first * token_nbytes_, std::as_writable_bytes(std::span(raw)));
+    read_raw<T>(first, raw);
+    std::vector<bool> is_masked;
+    if (masks && keeps_documents()) {
+      for (const T token : raw) is_masked.push_back((token & kNotLearned) != 0);
+    }
+    if (keeps_documents()) clear_marks<T>(raw);
     check_below<T>(raw, first, vocab, path());
     std::ranges::transform(raw, out.begin(), [](T t) { return static_cast<std::int32_t>(t); });
+    for (std::size_t i = 0; i < is_masked.size(); ++i) {
+      if (is_masked[i]) out[i] = kMasked;
+    }
   });
 }
 
@@ -167,82 +248,12 @@ std::int64_t TokenFile::check_tokens(std::int64_t vocab) const {
     for (std::int64_t first = 0; first < num_tokens_; first += kChunk) {
       const auto part =
           std::span(raw).first(static_cast<std::size_t>(std::min(kChunk, num_tokens_ - first)));
-      file_.read(header_nbytes_ + first * token_nbytes_, std::as_writable_bytes(part));
+      read_raw<T>(first, part);
+      if (keeps_documents()) clear_marks<T>(part);
       max = std::max(max, check_below<T>(part, first, vocab, path()));
     }
   });
   return max;
-}
-
-TokenDataset::TokenDataset(TokenFile file, const TokenDatasetOptions& options)
-    : file_(std::move(file)), options_(options) {
-  constexpr std::int64_t kMax = std::int64_t{1} << 31;
-  require(options_.seq >= 1 && options_.seq < kMax,
-          "[token_dataset] expected a sequence length in [1, 2^31), got {}", options_.seq);
-  require(options_.vocab >= 1 && options_.vocab <= kMax,
-          "[token_dataset] expected a vocabulary in [1, 2^31], got {}", options_.vocab);
-  require(options_.val_fraction >= 0 && options_.val_fraction < 1,
-          "[token_dataset] expected a validation fraction in [0, 1), got {}",
-          options_.val_fraction);
-  const std::int64_t num_tokens = file_.num_tokens();
-  require<IoError>(num_tokens > options_.seq,
-                   "[token_dataset] expected at least {} tokens for a sequence of {} and its "
-                   "targets, got {}: give more data or a shorter --model.seq (model.seq, {})",
-                   options_.seq + 1, options_.seq, num_tokens, file_.path());
-  const std::int64_t num_sequences = (num_tokens - 1) / options_.seq;
-  if (options_.val_fraction > 0) {
-    const double wanted = static_cast<double>(num_sequences) * options_.val_fraction;
-    num_val_ = std::max<std::int64_t>(1, static_cast<std::int64_t>(wanted));
-  }
-  num_train_ = num_sequences - num_val_;
-  require<IoError>(num_train_ >= 1,
-                   "[token_dataset] expected at least {} tokens for training and validation "
-                   "sequences of {}, got {}: give more data or a shorter --model.seq (model.seq, "
-                   "data.val_fraction, {})",
-                   2 * options_.seq + 1, options_.seq, num_tokens, file_.path());
-  max_token_ = file_.check_tokens(options_.vocab);
-}
-
-std::int64_t TokenDataset::train_sequence(std::int64_t sample) const {
-  const std::int64_t index = sample % num_train_;
-  if (options_.order == SampleOrder::kSequential) return index;
-  return permuted(index, num_train_, options_.seed,
-                  static_cast<std::uint64_t>(sample / num_train_));
-}
-
-template <class SequenceOf>
-void TokenDataset::fill(std::int64_t first, std::int64_t batch, std::span<std::int32_t> tokens,
-                        std::span<std::int32_t> targets, SequenceOf sequence_of) const {
-  require(first >= 0 && batch >= 0,
-          "[token_dataset] expected sample and batch from 0 on, got {}, {}", first, batch);
-  const auto seq = static_cast<std::size_t>(options_.seq);
-  const std::size_t numel = static_cast<std::size_t>(batch) * seq;
-  require(tokens.size() == numel && targets.size() == numel,
-          "[token_dataset] expected room for {} x {} tokens and targets, got {} and {}", batch, seq,
-          tokens.size(), targets.size());
-  for (std::int64_t i = 0; i < batch; ++i) {
-    const auto row = static_cast<std::size_t>(i) * seq;
-    const auto inputs = tokens.subspan(row, seq), outputs = targets.subspan(row, seq);
-    const std::int64_t start = sequence_of(first + i) * options_.seq;
-    // The inputs are the targets but for the first token.
-    file_.read(start, options_.vocab, inputs.first(1));
-    file_.read(start + 1, options_.vocab, outputs);
-    std::ranges::copy(outputs.first(seq - 1), inputs.begin() + 1);
-  }
-}
-
-void TokenDataset::batch(std::int64_t first_sample, std::int64_t batch,
-                         std::span<std::int32_t> tokens, std::span<std::int32_t> targets) const {
-  fill(first_sample, batch, tokens, targets,
-       [&](std::int64_t sample) { return train_sequence(sample); });
-}
-
-void TokenDataset::val_batch(std::int64_t first, std::int64_t batch, std::span<std::int32_t> tokens,
-                             std::span<std::int32_t> targets) const {
-  require(first + batch <= num_val_,
-          "[token_dataset] expected validation sequences below {}, got {} from {} on", num_val_,
-          batch, first);
-  fill(first, batch, tokens, targets, [&](std::int64_t i) { return num_train_ + i; });
 }
 
 }  // namespace tessera::tools

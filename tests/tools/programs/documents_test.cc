@@ -1,0 +1,122 @@
+// Training on documents of which a part is learned, with the program: what it says, plans, resumes
+// and refuses.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/testing/errors.h"
+#include "tests/testing/program.h"
+#include "tests/tools/testing/tiny_training.h"
+#include "tools/config/train_config.h"
+#include "tools/tokenize/token_writer.h"
+#include "tools/train/graph_choice.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+using testing::Flags;
+using testing::has;
+using testing::Outcome;
+
+class Documents : public testing::TinyTraining {
+ protected:
+  Documents() {
+    tools::TokenWriter writer(256, /*keeps_documents=*/true);
+    for (std::int32_t i = 0; i < 40; ++i) {
+      std::vector<std::int32_t> ids;
+      for (std::int32_t k = 0; k < 3 + i % 5; ++k) ids.push_back((7 * i + k * k) % 256);
+      writer.add_document(ids, i % 3);
+    }
+    writer.write(folder_ / "documents.bin");
+    flags_["data.path"] = folder_ / "documents.bin";
+    flags_["data.val_fraction"] = "0.2";
+    flags_["train.accum"] = "2";
+  }
+};
+
+TEST_F(Documents, AreCountedAndTheirTokensAreWhatTheLossIsTheMeanOf) {
+  const Outcome outcome = run({{"audit", "true"}});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  // Documents of 3 to 7 tokens: each has one target less, of every third
+  // one of them is not learned.
+  EXPECT_TRUE(has(outcome.out, {"32 sequences of 8 at most; of 125 tokens 115 are learned",
+                                "audit of a step, rank 0"}));
+  EXPECT_EQ(outcome.out.find("differs"), std::string::npos) << outcome.out;
+  EXPECT_TRUE(has(folder_.read("run/config.toml"), {"loss_mean = \"tokens\""}));
+  const json end = final_record();
+  EXPECT_NEAR(end.at("val_loss").get<double>(), std::log(256), 0.5);
+  // As the mean of means, another result.
+  EXPECT_EQ(run({{"train.loss_mean", "batches"}}).exit_code, 0);
+  EXPECT_NE(final_record().at("params_sha256"), end.at("params_sha256"));
+}
+
+TEST_F(Documents, GoOnFromACheckpointWithTheSameBits) {
+  EXPECT_EQ(run({{"train.steps", "4"}}).exit_code, 0);
+  const json whole = final_record();
+  const Flags saving = {{"train.steps", "4"},
+                        {"checkpoint.every", "2"},
+                        {"checkpoint.dir", folder_ / "saved"},
+                        {"out", folder_ / "first"}};
+  EXPECT_EQ(run(saving).exit_code, 0);
+  Flags resumed = saving;
+  resumed["out"] = folder_ / "run";
+  resumed["checkpoint.dir"] = folder_ / "more";
+  resumed["resume"] = folder_ / "saved/step_2";
+  resumed["parallel.ranks"] = "4";
+  resumed["train.accum"] = "1";
+  const Outcome outcome = run(resumed);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(final_record().at("params_sha256"), whole.at("params_sha256"));
+}
+
+TEST_F(Documents, ArePlannedAsTheyAreTrained) {
+  Flags flags = with({{"plan", "true"}});
+  const Outcome planned = testing::run_program(testing::kTransformer, flags);
+  EXPECT_EQ(planned.exit_code, 0) << planned.err;
+  flags.erase("plan");
+  const Outcome plan = testing::run_program("tools/programs/plan", flags);
+  const auto without_time = [](const std::string& text) {
+    return text.substr(0, text.find(", which took this host"));
+  };
+  EXPECT_EQ(without_time(plan.out), without_time(planned.out));
+  // One message a step more than means of means: how many targets the others have.
+  flags["train.loss_mean"] = "batches";
+  EXPECT_TRUE(has(plan.out, {"all_gather     weight"}));
+  EXPECT_EQ(testing::run_program("tools/programs/plan", flags).out.find("weight "),
+            std::string::npos);
+}
+
+TEST_F(Documents, AreNoGraphs) {
+  tools::TrainConfig config;
+  EXPECT_EQ(tools::graph_obstacle(config, 1, /*on_gpus=*/true), "");
+  config.train.loss_mean = tools::LossMean::kTokens;
+  EXPECT_TRUE(has(tools::graph_obstacle(config, 1, /*on_gpus=*/true), {"train.loss_mean=tokens"}));
+  // A plan is of a GPU that is not there, and refuses as well.
+  const Flags planned = with({{"device", "cuda"}, {"parallel.ranks", "1"}, {"cuda.graph", "on"}});
+  const Outcome refused = testing::run_program("tools/programs/plan", planned);
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_TRUE(has(refused.err, {"got cuda.graph=on where train.loss_mean=tokens"}));
+}
+
+TEST_F(Documents, WhatIsSeldomMeantIsSaid) {
+  const Outcome cut = run({{"model.seq", "3"}, {"train.loss_mean", "batches"}});
+  EXPECT_EQ(cut.exit_code, 0) << cut.err;
+  EXPECT_TRUE(has(cut.out + cut.err,
+                  {"24 of 40 documents are longer than model.seq=3 and were cut",
+                   "0 parts of which nothing is learned", "--train.loss_mean=tokens is"}));
+  const Outcome padded = run({{"model.seq", "32"}, {"train.loss_mean", "batches"}});
+  EXPECT_TRUE(has(padded.out + padded.err,
+                  {"positions are padding", "--model.seq=6 is enough for the longest document"}));
+  const Outcome divided = run({{"memory_budget", "1GiB"}, {"train.loss_mean", "batches"}});
+  EXPECT_EQ(divided.exit_code, 1);
+  EXPECT_TRUE(has(divided.err, {"[memory_budget] expected train.loss_mean=tokens"}));
+  EXPECT_EQ(run({{"memory_budget", "1GiB"}}).exit_code, 0);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,26 @@
+// The options of the tokens that a model is trained on: --data.*.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "tools/cli/flags.h"
+#include "tools/data/token_dataset.h"
+
+namespace tessera::tools {
+
+struct TokenDataConfig {
+  std::string path;  ///< as it was typed; empty: the text that Bazel supplies
+  TokenFormat format = TokenFormat::kAuto;
+  SampleOrder order = SampleOrder::kShuffle;
+  double val_fraction = 0.005;
+
+  void add_to(FlagSet& flags);
+  /// Where the file is. Throws IoError as data_path() does.
+  std::string resolved_path() const;
+  /// The file at `path`; none where that is empty or there is no such file. Throws IoError as
+  /// TokenFile does.
+  std::optional<TokenFile> file_if_there() const;
+};
+
+}  // namespace tessera::tools
