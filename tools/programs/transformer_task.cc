@@ -33,7 +33,10 @@ class TransformerRank : public TaskRank {
   void load(Trainer& trainer, RunLog* log) override {
     shard::Fsdp& fsdp = trainer.fsdp();
     ops::require_attention_kernels(trainer.tape().stream(), config_.cuda_attention);
-    if (!config_.init_from.empty()) load_model(fsdp, *model_, resolve_user_path(config_.init_from));
+    if (!config_.init_from.empty()) {
+      load_model(fsdp, *model_, resolve_user_path(config_.init_from));
+      fsdp.parameters_changed();  // now, so that the first step is as others
+    }
     if (log == nullptr) return;
     const int num_ranks = trainer.world().size();
     const std::string replicas = replicas_text(config_, num_ranks);

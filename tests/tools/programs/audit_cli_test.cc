@@ -49,6 +49,16 @@ TEST_F(AuditCli, AuditsProductsOfF32InParts) {
 }
 
 TEST_F(AuditCli, AuditsEachKindOfRun) {
+  const Flags loaded = {{"init.from", "tests/golden/gpt2_tiny"},
+                        {"model.dim", "52"},
+                        {"model.heads", "4"},
+                        {"model.vocab", "307"},
+                        {"data.format", "bytes"}};
+  const auto with_loaded = [&](const char* strategy) {
+    Flags flags = loaded;
+    flags["parallel.strategy"] = strategy;
+    return flags;
+  };
   for (const Flags& more :
        {Flags{},
         Flags{{"parallel.strategy", "zero1"},
@@ -62,7 +72,8 @@ TEST_F(AuditCli, AuditsEachKindOfRun) {
         Flags{{"train.verify_every", "2"}, {"train.spike_factor", "5"}},
         Flags{{"log.val_every", "1"}, {"data.val_fraction", "0.2"}},
         Flags{{"precision.param", "bf16"}, {"train.recompute", "true"}},
-        Flags{{"train.recompute", "1"}}}) {
+        Flags{{"train.recompute", "1"}}, with_loaded("zero1"), with_loaded("zero2"),
+        with_loaded("zero3")}) {
     Flags flags = more;
     flags["audit"] = "true";
     const Outcome outcome = run(flags);
