@@ -42,7 +42,6 @@ TransformerConfig::TransformerConfig(const Families& families) : families_(&fami
   train.batch = 6;
   train.lr = 4e-3;
   train.warmup = 50;
-  train.loss_mean = LossMean::kAuto;
   log.every = 50;
   log.val_every = 200;
   out = "runs/train_transformer";
@@ -79,7 +78,7 @@ void TransformerConfig::add_to(FlagSet& flags) {
   save.add_to(flags, titles(*families_));
   data.add_to(flags);
   flags.add(
-      "train.loss_mean", &train.loss_mean,
+      "train.loss_mean", &loss_mean,
       EnumOption<LossMean>{
           "what loss and gradient of a step are; tokens: the mean over all tokens that are learned "
           "in it, on all ranks; batches: the mean of the means of its micro-batches; auto: tokens "
@@ -158,8 +157,8 @@ std::vector<std::string> TransformerConfig::warnings(const TokenDataset& tokens,
 }
 
 void TransformerConfig::settle_loss_mean(bool keeps_documents) {
-  if (train.loss_mean == LossMean::kAuto)
-    train.loss_mean = keeps_documents ? LossMean::kTokens : LossMean::kBatches;
+  const LossMean by_data = keeps_documents ? LossMean::kTokens : LossMean::kBatches;
+  train.loss_mean = loss_mean == LossMean::kAuto ? by_data : loss_mean;
   // Smaller micro-batches have other means.
   require(!keeps_documents || train.sums_losses() || memory_budget.empty(),
           "[memory_budget] expected train.loss_mean=tokens with documents, as a budget may divide "

@@ -29,6 +29,7 @@ struct TransformerConfig : TrainConfig {
   std::string init_from;
   SaveConfig save;
   TokenDataConfig data;
+  LossMean loss_mean = LossMean::kAuto;
   std::int64_t sample_tokens = 300;
   ops::CudaAttention cuda_attention = ops::CudaAttention::kAuto;
 
@@ -49,8 +50,8 @@ struct TransformerConfig : TrainConfig {
   /// for a program that plans a training of another place. Throws as check_data_fit(), returns
   /// warnings.
   std::vector<std::string> check_data_head(const ModelConfig& sizes) const;
-  /// Says what train.loss_mean=auto is for such data. Throws InvalidArgument for a memory_budget
-  /// that would change what the loss is the mean of.
+  /// Sets train.loss_mean, for such data. Throws InvalidArgument for a memory_budget that would
+  /// change what the loss is the mean of.
   void settle_loss_mean(bool keeps_documents);
   /// What a training reads: the file at `text`, if not empty, the files of init.from, and that of
   /// --config.

@@ -47,7 +47,7 @@ TEST_F(Documents, AreCountedAndTheirTokensAreWhatTheLossIsTheMeanOf) {
   EXPECT_TRUE(has(outcome.out, {"32 sequences of 8 at most; of 125 tokens 115 are learned",
                                 "audit of a step, rank 0"}));
   EXPECT_EQ(outcome.out.find("differs"), std::string::npos) << outcome.out;
-  EXPECT_TRUE(has(folder_.read("run/config.toml"), {"loss_mean = \"tokens\""}));
+  EXPECT_TRUE(has(folder_.read("run/config.toml"), {"loss_mean = \"auto\""}));
   const json end = final_record();
   EXPECT_NEAR(end.at("val_loss").get<double>(), std::log(256), 0.5);
   // As the mean of means, another result.
