@@ -49,7 +49,7 @@ auto of_step(std::int64_t step, F fn) {
 
 }  // namespace
 
-// [Note: one step behind]
+// [Note: one step late]
 // On a GPU the loss and the norm of a step are read after the next step was launched: the GPU has
 // work while the host waits for them, and the host is never more than two steps ahead. What a step
 // says - its line in the log, a loss or gradient that is not finite - comes that much later, and

@@ -2,7 +2,7 @@
 // says. The model and the data come in as blocks and functions.
 //
 // On a GPU the host waits for nothing inside a step, unless losses are sums, whose terms it adds up
-// over ranks: see [Note: one step behind] in trainer.cc.
+// over ranks: see [Note: one step late] in trainer.cc.
 #pragma once
 
 #include <chrono>

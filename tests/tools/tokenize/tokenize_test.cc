@@ -42,6 +42,15 @@ class Tokenize : public ::testing::Test {
     file.read(0, vocab, ids);
     return ids;
   }
+  /// Of a tokenizer that puts <e> before a text.
+  void put_end_first() const {
+    nlohmann::json file = testing::small_tokenizer();
+    file["post_processor"] = nlohmann::json::parse(R"({
+      "type": "TemplateProcessing", "pair": [],
+      "single": [{"SpecialToken": {"id": "<e>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+      "special_tokens": {"<e>": {"id": "<e>", "ids": [9], "tokens": ["<e>"]}}})");
+    folder_.write("tokenizer.json", file.dump());
+  }
   const testing::TempFolder folder_;
 };
 
@@ -65,23 +74,13 @@ TEST_F(Tokenize, WritesWhatTrainersRead) {
 }
 
 TEST_F(Tokenize, SpecialTokensAreLeftOutWhenNotWanted) {
-  nlohmann::json file = testing::small_tokenizer();
-  file["post_processor"] = nlohmann::json::parse(R"({
-      "type": "TemplateProcessing", "pair": [],
-      "single": [{"SpecialToken": {"id": "<e>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-      "special_tokens": {"<e>": {"id": "<e>", "ids": [9], "tokens": ["<e>"]}}})");
-  folder_.write("tokenizer.json", file.dump());
+  put_end_first();
   EXPECT_EQ(run({"--tokenizer=.", "a.txt"}).out, "[9, 6, 8]\n");
   EXPECT_EQ(run({"--tokenizer=.", "a.txt", "--special=false"}).out, "[6, 8]\n");
 }
 
 TEST_F(Tokenize, KeepsDocumentsApartAndMarksTheirPrompts) {
-  nlohmann::json file = testing::small_tokenizer();
-  file["post_processor"] = nlohmann::json::parse(R"({
-      "type": "TemplateProcessing", "pair": [],
-      "single": [{"SpecialToken": {"id": "<e>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-      "special_tokens": {"<e>": {"id": "<e>", "ids": [9], "tokens": ["<e>"]}}})");
-  folder_.write("tokenizer.json", file.dump());
+  put_end_first();
   folder_.write("d.jsonl",
                 "{\"ask\": \"abc\", \"say\": \"ab\"}\n{\"say\": \"cd\", \"ask\": \"\"}\n");
   const Outcome outcome = run(
