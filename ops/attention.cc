@@ -104,6 +104,13 @@ Layout check(const Tensor& qkv, const AttentionShape& shape, const engine::Devic
   engine::require(shape.scale >= 0, "[attention] expected a scale of at least 0, got {} ({})",
                   shape.scale, qkv.name());
   const float scale = shape.scale == 0 ? 1 / std::sqrt(static_cast<float>(head_size)) : shape.scale;
+  const Tensor& at = shape.positions;
+  engine::require(!at.defined() || (at.dtype() == DType::kI32 &&
+                                    at.shape() == engine::Shape{qkv.dim(0), qkv.dim(1)}),
+                  "[attention] expected positions i32 ({}, {}), got {} {} ({})", qkv.dim(0),
+                  qkv.dim(1), name_of(at.dtype()), at.shape(), at.name());
+  engine::require(!at.defined() || shape.causal, "[attention] expected causal with positions ({})",
+                  qkv.name());
   return {qkv.dim(0), qkv.dim(1), heads, kv_heads, head_size, scale, shape.causal};
 }
 
@@ -112,15 +119,37 @@ Tensor scratch(const Memory& memory, std::int64_t rows, std::int64_t cols,
   return Tensor::empty(memory, {rows, cols}, dtype, "attention.scratch", Category::kWorkspace);
 }
 
-// What products read.
-DType operand_dtype(DType dtype) { return multiplies_bf16() ? dtype : DType::kF32; }
+// What products read. Documents have many lengths, and a library compiles its products of bf16 for
+// each shape of a tile.
+DType operand_dtype(DType dtype, bool has_documents) {
+  return multiplies_bf16() && !has_documents ? dtype : DType::kF32;
+}
 
 // Calls `fn(T{}, P{})` with what is stored and what products read.
 template <class F>
-void dispatch(DType dtype, F fn) {
+void dispatch(DType dtype, bool has_documents, F fn) {
   if (dtype == DType::kF32) return fn(float{}, float{});
-  if (multiplies_bf16()) return fn(BFloat16{}, BFloat16{});
+  if (operand_dtype(dtype, has_documents) == DType::kBF16) return fn(BFloat16{}, BFloat16{});
   fn(BFloat16{}, float{});
+}
+
+// Calls `run(layout, row, lse)` for each sequence whose tokens see no others: for all of `s`, or
+// for each document, as if it were alone. `row`: of (B * T), its first; `lse`: where its
+// log-sum-exps begin.
+template <class Run>
+void for_each_document(const Layout& s, const Tensor& positions, Run run) {
+  if (!positions.defined()) return run(PartLayout{s, s.tokens}, 0, 0);
+  const std::int32_t* const at = positions.data<std::int32_t>();
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    for (std::int64_t begin = 0, end = 0; begin < s.tokens; begin = end) {
+      end = begin + 1;
+      while (end < s.tokens && at[b * s.tokens + end] != 0) ++end;
+      PartLayout one{s, s.tokens};
+      one.batch = 1;
+      one.tokens = end - begin;
+      run(one, b * s.tokens + begin, s.lse_at(b, 0) + begin);
+    }
+  }
 }
 
 // Whether the CPU's kernels are those of attention_pairs.h.
@@ -135,9 +164,10 @@ std::optional<PairAttention> pair_kernels(const Tape& tape, const Layout& s, DTy
 
 // What the CPU's other kernels need besides the tensors; CUDA keeps it on the chip.
 template <class Scratch>
-std::optional<Scratch> host_scratch(const Tape& tape, const Layout& s, DType dtype) {
+std::optional<Scratch> host_scratch(const Tape& tape, const Layout& s, DType dtype,
+                                    bool has_documents) {
   if (tape.stream().device().is_cuda() || in_pairs(tape, dtype)) return {};
-  return Scratch(tape, s, dtype);
+  return Scratch(tape, s, dtype, operand_dtype(dtype, has_documents));
 }
 
 // Rows of one head, `ld` apart in a packed tensor, as an operand: where they lie, or a copy.
@@ -253,9 +283,8 @@ std::int64_t product_scratch_nbytes(Products& products, const Layout& s, bool is
 
 // What products read instead of the tensors' bf16: see [Note: attention tiles].
 struct Copies {
-  Copies(const Tape& tape, const Layout& s, DType dtype, bool is_backward) {
+  Copies(const Tape& tape, const Layout& s, DType dtype, DType operand, bool is_backward) {
     const Memory& memory = tape.memory();
-    const DType operand = operand_dtype(dtype);
     tile = operand == DType::kBF16 ? tile_shape<BFloat16>() : tile_shape<float>();
     most_rows = std::max(tile.rows, kMostRows);
     if (operand == DType::kBF16) {
@@ -282,8 +311,8 @@ struct Copies {
 };
 
 struct ForwardScratch : Copies {
-  ForwardScratch(const Tape& tape, const Layout& s, DType dtype)
-      : Copies(tape, s, dtype, /*is_backward=*/false),
+  ForwardScratch(const Tape& tape, const Layout& s, DType dtype, DType operand)
+      : Copies(tape, s, dtype, operand, /*is_backward=*/false),
         out(scratch(tape.memory(), most_rows, s.head_size)),
         scores(scratch(tape.memory(), most_rows, tile.keys)),
         largest(scratch(tape.memory(), 1, most_rows)),
@@ -321,7 +350,7 @@ void attend(Products& products, const Layout& s, std::int64_t row, const MatrixV
 
 // `lse` may be null.
 template <class P, class T>
-void forward(Products& products, const Layout& s, const T* qkv, T* y, float* lse,
+void forward(Products& products, const PartLayout& s, const T* qkv, T* y, float* lse,
              const ForwardScratch& w) {
   const std::int64_t d = s.head_size, ld = s.qkv_width();
   MatrixView<const P> k_t, v;
@@ -343,8 +372,8 @@ void forward(Products& products, const Layout& s, const T* qkv, T* y, float* lse
 }
 
 struct BackwardScratch : Copies {
-  BackwardScratch(const Tape& tape, const Layout& s, DType dtype)
-      : Copies(tape, s, dtype, /*is_backward=*/true),
+  BackwardScratch(const Tape& tape, const Layout& s, DType dtype, DType operand)
+      : Copies(tape, s, dtype, operand, /*is_backward=*/true),
         dk(scratch(tape.memory(), s.tokens, s.head_size)),
         dv(scratch(tape.memory(), s.tokens, s.head_size)),
         dq(scratch(tape.memory(), most_rows, s.head_size)),
@@ -353,7 +382,7 @@ struct BackwardScratch : Copies {
         ds(scratch(tape.memory(), most_rows, tile.keys)) {
     const Memory& memory = tape.memory();
     if (rounded.defined()) rounded_ds = scratch(memory, most_rows, tile.keys, rounded.dtype());
-    if (dtype != DType::kF32) dy = scratch(memory, most_rows, s.head_size, operand_dtype(dtype));
+    if (dtype != DType::kF32) dy = scratch(memory, most_rows, s.head_size, operand);
   }
   Tensor dk, dv;      // (T, D) of one kv head
   Tensor dq;          // (rows, D) of one head
@@ -397,8 +426,9 @@ void attend_backward(Products& products, const Layout& s, std::int64_t row, cons
 }
 
 template <class P, class T>
-void backward(Products& products, const Layout& s, const T* qkv, const T* y, const float* lse,
-              const T* dy, T* dqkv, bool accumulate, const BackwardScratch& w) {
+void backward(Products& products, const PartLayout& s, const BackwardRows<T>& x,
+              const BackwardScratch& w) {
+  const auto& [qkv, y, lse, dy, dqkv, accumulate] = x;
   const std::int64_t d = s.head_size, ld = s.qkv_width(), y_ld = s.y_width();
   float* const delta = w.delta.data<float>();
   Operands<P> in;
@@ -411,8 +441,7 @@ void backward(Products& products, const Layout& s, const T* qkv, const T* y, con
                                  : in.k.t();
         in.v_t = transposed_operand<P>(qkv + s.v_at(b, g), s.tokens, d, ld,
                                        w.v_t.defined() ? w.v_t : w.v);
-        engine::fill_zero(w.dk);
-        engine::fill_zero(w.dv);
+        for (const Tensor& sums : {w.dk, w.dv}) std::fill_n(sums.data<float>(), s.tokens * d, 0.0f);
       }
       for (std::int64_t row = 0; row < s.tokens; row += w.tile.rows) {
         const std::int64_t rows = std::min(w.tile.rows, s.tokens - row);
@@ -432,6 +461,24 @@ void backward(Products& products, const Layout& s, const T* qkv, const T* y, con
   }
 }
 
+// What kernels read of documents: on the CPU their positions, on CUDA (2, B, T) i32, where they
+// begin and end. Undefined: a row is one document.
+Tensor make_documents(Tape& tape, const Tensor& positions) {
+  if (!positions.defined() || !tape.stream().device().is_cuda()) return positions;
+  Tensor documents =
+      tape.empty({2, positions.dim(0), positions.dim(1)}, DType::kI32, "attention.documents");
+  tape.stream().launch(
+      {.name = "attention.documents",
+       .bytes_read = positions.nbytes(),
+       .bytes_written = documents.nbytes()},
+      [] {}, [&](const auto& stream) { attention_documents_cuda(stream, documents, positions); });
+  return documents;
+}
+
+std::int64_t nbytes_of(const Tensor& documents) {
+  return documents.defined() ? documents.nbytes() : 0;
+}
+
 // For the sums of the columns of dqkv, if they are wanted and the kernels leave them.
 Tensor empty_column_sums(const Tape& tape, const Layout& s, CudaAttention cuda,
                          const GradTarget& dqkv) {
@@ -442,32 +489,39 @@ Tensor empty_column_sums(const Tape& tape, const Layout& s, CudaAttention cuda,
   return {};
 }
 
-void launch_backward(Tape& tape, const Layout& s, CudaAttention cuda, const Tensor& qkv,
-                     const Tensor& y, const Tensor& lse, const Tensor& dy, const GradTarget& dqkv) {
+// `documents`: of make_documents().
+void launch_backward(Tape& tape, const Layout& s, CudaAttention cuda, const Tensor& documents,
+                     const Tensor& qkv, const Tensor& y, const Tensor& lse, const Tensor& dy,
+                     const GradTarget& dqkv) {
   const std::int64_t nbytes = qkv.nbytes();
-  const auto w = host_scratch<BackwardScratch>(tape, s, qkv.dtype());
+  const auto w = host_scratch<BackwardScratch>(tape, s, qkv.dtype(), documents.defined());
   const auto pairs = pair_kernels(tape, s, qkv.dtype(), /*is_backward=*/true);
   const Tensor sums = empty_column_sums(tape, s, cuda, dqkv);
   tape.stream().launch(
       {.name = "attention.backward",
        .flops = flops(s, 5) + (sums.defined() ? static_cast<double>(qkv.numel()) : 0),
-       .bytes_read =
-           nbytes + y.nbytes() + dy.nbytes() + lse.nbytes() + (dqkv.accumulate ? nbytes : 0),
+       .bytes_read = nbytes + y.nbytes() + dy.nbytes() + lse.nbytes() + nbytes_of(documents) +
+                     (dqkv.accumulate ? nbytes : 0),
        .bytes_written = nbytes + (sums.defined() ? sums.nbytes() : 0)},
       [=, &products = tape.stream().state<Products>()] {
-        if (pairs) {
-          return pairs->backward(qkv.data<BFloat16>(), y.data<BFloat16>(), lse.data<float>(),
-                                 dy.data<BFloat16>(), dqkv.dst.data<BFloat16>(), dqkv.accumulate);
-        }
-        dispatch(qkv.dtype(), [&](auto t, auto p) {
+        dispatch(qkv.dtype(), documents.defined(), [&](auto t, auto p) {
           using T = decltype(t);
-          backward<decltype(p)>(products, s, qkv.data<T>(), y.data<T>(), lse.data<float>(),
-                                dy.data<T>(), dqkv.dst.data<T>(), dqkv.accumulate, *w);
+          for_each_document(
+              s, documents, [&](const PartLayout& one, std::int64_t row, std::int64_t lse_at) {
+                const std::int64_t qkv_at = row * s.qkv_width(), y_at = row * s.y_width();
+                const BackwardRows<T> x{qkv.data<T>() + qkv_at,      y.data<T>() + y_at,
+                                        lse.data<float>() + lse_at,  dy.data<T>() + y_at,
+                                        dqkv.dst.data<T>() + qkv_at, dqkv.accumulate};
+                if constexpr (std::is_same_v<T, BFloat16>) {
+                  if (pairs) return pairs->backward(one, x);
+                }
+                backward<decltype(p)>(products, one, x, *w);
+              });
         });
       },
       [&](const auto& stream) {
-        attention_backward_cuda(stream, tape.memory(), cuda, s, qkv, y, lse, dy, dqkv.dst,
-                                dqkv.accumulate, sums);
+        attention_backward_cuda(stream, tape.memory(), cuda, s, documents, qkv, y, lse, dy,
+                                dqkv.dst, dqkv.accumulate, sums);
       });
   if (sums.defined()) tape.leave_column_sums(dqkv.dst, sums);
 }
@@ -487,30 +541,38 @@ Tensor attention(Tape& tape, const Tensor& qkv, const AttentionShape& shape) {
   const Tensor y = tape.empty({s.batch, s.tokens, s.y_width()}, qkv.dtype(), "attention");
   const Tensor lse =
       saves ? tape.empty({s.batch, s.heads, s.tokens}, DType::kF32, "attention.lse") : Tensor();
-  const auto w = host_scratch<ForwardScratch>(tape, s, qkv.dtype());
+  const Tensor documents = make_documents(tape, shape.positions);
+  const auto w = host_scratch<ForwardScratch>(tape, s, qkv.dtype(), documents.defined());
   const auto pairs = pair_kernels(tape, s, qkv.dtype(), /*is_backward=*/false);
   tape.stream().launch(
       {.name = "attention.forward",
        .flops = flops(s, 2),
-       .bytes_read = qkv.nbytes(),
+       .bytes_read = qkv.nbytes() + nbytes_of(documents),
        .bytes_written = y.nbytes() + (saves ? lse.nbytes() : 0)},
       [=, &products = tape.stream().state<Products>()] {
-        if (pairs) {
-          return pairs->forward(qkv.data<BFloat16>(), y.data<BFloat16>(),
-                                saves ? lse.data<float>() : nullptr);
-        }
-        dispatch(qkv.dtype(), [&](auto t, auto p) {
+        dispatch(qkv.dtype(), documents.defined(), [&](auto t, auto p) {
           using T = decltype(t);
-          forward<decltype(p)>(products, s, qkv.data<T>(), y.data<T>(),
-                               saves ? lse.data<float>() : nullptr, *w);
+          for_each_document(s, documents,
+                            [&](const PartLayout& one, std::int64_t row, std::int64_t lse_at) {
+                              const T* const x = qkv.data<T>() + row * s.qkv_width();
+                              T* const to = y.data<T>() + row * s.y_width();
+                              float* const lse_to = saves ? lse.data<float>() + lse_at : nullptr;
+                              if constexpr (std::is_same_v<T, BFloat16>) {
+                                if (pairs) return pairs->forward(one, x, to, lse_to);
+                              }
+                              forward<decltype(p)>(products, one, x, to, lse_to, *w);
+                            });
         });
       },
-      [&](const auto& stream) { attention_forward_cuda(stream, shape.cuda, s, qkv, y, lse); });
+      [&](const auto& stream) {
+        attention_forward_cuda(stream, shape.cuda, s, documents, qkv, y, lse);
+      });
   if (!saves) return y;
-  tape.record("attention", y, [&tape, s, cuda = shape.cuda, qkv, y, lse](const Tensor& dy) {
-    if (const GradTarget dqkv = tape.grad_target(qkv))
-      launch_backward(tape, s, cuda, qkv, y, lse, dy, dqkv);
-  });
+  tape.record("attention", y,
+              [&tape, s, cuda = shape.cuda, documents, qkv, y, lse](const Tensor& dy) {
+                if (const GradTarget dqkv = tape.grad_target(qkv))
+                  launch_backward(tape, s, cuda, documents, qkv, y, lse, dy, dqkv);
+              });
   return y;
 }
 

@@ -22,6 +22,8 @@ using engine::Tensor;
 
 namespace {
 
+constexpr int kDocumentThreads = 128;
+
 template <int kSize>
 using HeadSize = std::integral_constant<int, kSize>;
 
@@ -104,19 +106,48 @@ bool uses_wgmma(const Stream& stream, CudaAttention kernels, const AttentionLayo
   return dtype == DType::kBF16 && flash_wgmma::takes(s.head_size);
 }
 
+/// One block a sample, whose threads take as many tokens each: where a token's document begins is
+/// the last token up to it that stands at 0, and where it ends the first one after it.
+__global__ void documents_kernel(std::int32_t* begins, std::int32_t* ends,
+                                 const std::int32_t* positions, int tokens) {
+  __shared__ int last[kDocumentThreads], first[kDocumentThreads];  // beginnings of each thread's
+  const int thread = static_cast<int>(threadIdx.x);
+  const int each = (tokens + kDocumentThreads - 1) / kDocumentThreads;
+  const int own = min(thread * each, tokens), own_end = min(own + each, tokens);
+  const std::int64_t sample = static_cast<std::int64_t>(blockIdx.x) * tokens;
+  begins += sample, ends += sample, positions += sample;
+  last[thread] = 0;
+  first[thread] = tokens;
+  for (int t = own; t < own_end; ++t) {
+    if (positions[t] != 0) continue;
+    last[thread] = t;
+    first[thread] = min(first[thread], t);
+  }
+  __syncthreads();
+  int begin = 0, end = tokens;
+  for (int other = 0; other < thread; ++other) begin = max(begin, last[other]);
+  for (int other = thread + 1; other < kDocumentThreads; ++other) end = min(end, first[other]);
+  for (int t = own; t < own_end; ++t) begins[t] = begin = positions[t] == 0 ? t : begin;
+  for (int t = own_end - 1; t >= own; --t) {
+    ends[t] = end;
+    if (positions[t] == 0) end = t;
+  }
+}
+
 Tensor workspace(const Memory& memory, std::int64_t numel, DType dtype = DType::kF32) {
   return Tensor::empty(memory, {numel}, dtype, "attention.workspace", Category::kWorkspace);
 }
 
-template <int kSize>
-void backward_f32(const Stream& stream, const AttentionLayout& s,
-                  const flash_f32::BackwardTensors& x) {
+template <int kSize, class Layout>
+void backward_f32(const Stream& stream, const Layout& s, const flash_f32::BackwardTensors& x) {
   const auto shape = [&](std::int64_t heads) {
     return tile_shape(s, heads, flash_f32::kBackwardRows, flash_f32::kThreads,
                       flash_f32::kBackwardSharedNbytes<kSize>);
   };
-  engine::launch_kernel(stream, shape(s.kv_heads), flash_f32::backward_kernel<kSize, true>, s, x);
-  engine::launch_kernel(stream, shape(s.heads), flash_f32::backward_kernel<kSize, false>, s, x);
+  engine::launch_kernel(stream, shape(s.kv_heads), flash_f32::backward_kernel<kSize, true, Layout>,
+                        s, x);
+  engine::launch_kernel(stream, shape(s.heads), flash_f32::backward_kernel<kSize, false, Layout>, s,
+                        x);
 }
 
 /// Computes delta and clears the counters that the kernel after it needs, `num_turns` and one for
@@ -134,7 +165,8 @@ Tensor prepare_turns(const Stream& stream, const Memory& memory, const Attention
 
 template <int kSize>
 void backward_bf16(const Stream& stream, const Memory& memory, const AttentionLayout& s,
-                   flash::BackwardTensors x, const Tensor& y, const Tensor& dy, float* delta) {
+                   const Tensor& documents, flash::BackwardTensors x, const Tensor& y,
+                   const Tensor& dy, float* delta) {
   using Tiles = flash::BackwardTiles<kSize>;
   const std::int64_t tiles = Tiles::num_query_tiles(s);
   const Tensor counters = prepare_turns(stream, memory, s, x, y, dy, delta, tiles * flash::kWarps);
@@ -142,20 +174,24 @@ void backward_bf16(const Stream& stream, const Memory& memory, const AttentionLa
   const bool adds = s.tokens > Tiles::kKeys;
   const Tensor dq = workspace(memory, adds ? tiles * Tiles::kQueries * kSize : 0);
   x.dq = dq.data<float>();
-  engine::launch_kernel(
-      stream, tile_shape(s, s.kv_heads, Tiles::kKeys, flash::kThreads, Tiles::kSharedNbytes),
-      rows_are_packable(s, x.qkv, x.dy, x.dqkv) ? flash::backward_kernel<true, kSize>
-                                                : flash::backward_kernel<false, kSize>,
-      s, x);
+  dispatch_layout(s, documents, [&](const auto& layout) {
+    using Layout = std::decay_t<decltype(layout)>;
+    engine::launch_kernel(
+        stream, tile_shape(s, s.kv_heads, Tiles::kKeys, flash::kThreads, Tiles::kSharedNbytes),
+        rows_are_packable(s, x.qkv, x.dy, x.dqkv) ? flash::backward_kernel<true, kSize, Layout>
+                                                  : flash::backward_kernel<false, kSize, Layout>,
+        layout, x);
+  });
 }
 
 void backward_wgmma(const Stream& stream, const Memory& memory, const AttentionLayout& s,
-                    flash::BackwardTensors x, const Tensor& y, const Tensor& dy, float* delta) {
+                    const Tensor& documents, flash::BackwardTensors x, const Tensor& y,
+                    const Tensor& dy, float* delta) {
   const flash_wgmma::BackwardWorkspace needs = flash_wgmma::backward_workspace(s);
   const Tensor counters = prepare_turns(stream, memory, s, x, y, dy, delta, needs.num_turns);
   const Tensor dq = workspace(memory, needs.dq_numel);
   x.dq = dq.data<float>();
-  flash_wgmma::backward(stream, s, x);
+  flash_wgmma::backward(stream, s, documents, x);
 }
 
 }  // namespace
@@ -168,31 +204,44 @@ void require_wgmma_cuda(const Stream& stream) {
                   major, to_string(stream.device()));
 }
 
+void attention_documents_cuda(const Stream& stream, const Tensor& documents,
+                              const Tensor& positions) {
+  auto* const begins = documents.data<std::int32_t>();
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(positions.dim(0))),
+                          .block = dim3(kDocumentThreads)};
+  engine::launch_kernel(stream, shape, documents_kernel, begins, begins + positions.numel(),
+                        positions.data<std::int32_t>(), static_cast<int>(positions.dim(1)));
+}
+
 void attention_forward_cuda(const Stream& stream, CudaAttention kernels, const AttentionLayout& s,
-                            const Tensor& qkv, const Tensor& y, const Tensor& lse) {
+                            const Tensor& documents, const Tensor& qkv, const Tensor& y,
+                            const Tensor& lse) {
   float* lse_data = lse.defined() ? lse.data<float>() : nullptr;
   if (uses_wgmma(stream, kernels, s, qkv.dtype())) {
-    flash_wgmma::forward(stream, s, qkv.data<BFloat16>(), y.data<BFloat16>(), lse_data);
+    flash_wgmma::forward(stream, s, documents, qkv.data<BFloat16>(), y.data<BFloat16>(), lse_data);
     return;
   }
   dispatch_head_size(s.head_size, [&](auto size) {
     constexpr int kSize = decltype(size)::value;
-    if (qkv.dtype() == DType::kF32) {
-      engine::launch_kernel(stream,
-                            tile_shape(s, s.heads, flash_f32::kForwardRows, flash_f32::kThreads,
-                                       flash_f32::kForwardSharedNbytes<kSize>),
-                            flash_f32::forward_kernel<kSize>, s, qkv.data<float>(), y.data<float>(),
-                            lse_data);
-      return;
-    }
-    using Tiles = flash::ForwardTiles<kSize>;
-    const BFloat16* x = qkv.data<BFloat16>();
-    BFloat16* out = y.data<BFloat16>();
-    engine::launch_kernel(
-        stream, tile_shape(s, s.heads, Tiles::kRows, flash::kThreads, Tiles::kSharedNbytes),
-        rows_are_packable(s, x, out) ? flash::forward_kernel<true, kSize>
-                                     : flash::forward_kernel<false, kSize>,
-        s, x, out, lse_data);
+    dispatch_layout(s, documents, [&](const auto& layout) {
+      using Layout = std::decay_t<decltype(layout)>;
+      if (qkv.dtype() == DType::kF32) {
+        engine::launch_kernel(stream,
+                              tile_shape(s, s.heads, flash_f32::kForwardRows, flash_f32::kThreads,
+                                         flash_f32::kForwardSharedNbytes<kSize>),
+                              flash_f32::forward_kernel<kSize, Layout>, layout, qkv.data<float>(),
+                              y.data<float>(), lse_data);
+        return;
+      }
+      using Tiles = flash::ForwardTiles<kSize>;
+      const BFloat16* x = qkv.data<BFloat16>();
+      BFloat16* out = y.data<BFloat16>();
+      engine::launch_kernel(
+          stream, tile_shape(s, s.heads, Tiles::kRows, flash::kThreads, Tiles::kSharedNbytes),
+          rows_are_packable(s, x, out) ? flash::forward_kernel<true, kSize, Layout>
+                                       : flash::forward_kernel<false, kSize, Layout>,
+          layout, x, out, lse_data);
+    });
   });
 }
 
@@ -204,18 +253,19 @@ Tensor empty_attention_sums(const Stream& stream, const Memory& memory, CudaAtte
 }
 
 void attention_backward_cuda(const Stream& stream, const Memory& memory, CudaAttention kernels,
-                             const AttentionLayout& s, const Tensor& qkv, const Tensor& y,
-                             const Tensor& lse, const Tensor& dy, const Tensor& dqkv,
-                             bool accumulate, const Tensor& column_sums) {
+                             const AttentionLayout& s, const Tensor& documents, const Tensor& qkv,
+                             const Tensor& y, const Tensor& lse, const Tensor& dy,
+                             const Tensor& dqkv, bool accumulate, const Tensor& column_sums) {
   const Tensor delta = workspace(memory, lse.numel());
   const bool wgmma = uses_wgmma(stream, kernels, s, qkv.dtype());
   dispatch_head_size(s.head_size, [&](auto size) {
     constexpr int kSize = decltype(size)::value;
     if (qkv.dtype() == DType::kF32) {
       compute_delta<float>(stream, s, y, dy, delta.data<float>());
-      backward_f32<kSize>(stream, s,
-                          {qkv.data<float>(), dy.data<float>(), lse.data<float>(),
-                           delta.data<float>(), dqkv.data<float>(), accumulate});
+      const flash_f32::BackwardTensors x{qkv.data<float>(),   dy.data<float>(),   lse.data<float>(),
+                                         delta.data<float>(), dqkv.data<float>(), accumulate};
+      dispatch_layout(s, documents,
+                      [&](const auto& layout) { backward_f32<kSize>(stream, layout, x); });
     } else {
       const flash::BackwardTensors tensors{
           .qkv = qkv.data<BFloat16>(),
@@ -225,7 +275,7 @@ void attention_backward_cuda(const Stream& stream, const Memory& memory, CudaAtt
           .dqkv = dqkv.data<BFloat16>(),
           .accumulate = accumulate,
           .column_sums = column_sums.defined() ? column_sums.data<float>() : nullptr};
-      (wgmma ? backward_wgmma : backward_bf16<kSize>)(stream, memory, s, tensors, y, dy,
+      (wgmma ? backward_wgmma : backward_bf16<kSize>)(stream, memory, s, documents, tensors, y, dy,
                                                       delta.data<float>());
     }
   });

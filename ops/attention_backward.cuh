@@ -24,6 +24,11 @@ namespace tessera::ops::flash {
 // number a key tile of kHeadsTogether heads before the next one of any of them, so that a block
 // starts after its predecessor and rarely waits, and what they share is still in L2.
 //
+// Where documents share a row, a block walks no query after the document of its last key, and the
+// first to add to a tile of dq is the block with the first key of the document of the tile's first
+// query. Both follow from where documents begin, which never falls along a row, so that who adds
+// and who waits agree.
+//
 // The other way is two kernels, one that owns keys and one that owns queries, neither of which adds
 // to memory (attention_f32.cuh): seven products in place of five, and exponentials twice. What
 // bounds both is shared memory, which is busy for a quarter less here (docs/gpu.md counts it). On
@@ -93,8 +98,8 @@ __device__ inline KeyTile key_tile_of(unsigned ticket) {
 
 /// Adds what this block's keys contribute to a warp's part of dq of a tile of a head's queries.
 /// `slopes`: ds, keys by queries.
-template <bool kVector, int kSize>
-__device__ void add_dq(const AttentionLayout& s, const BackwardTensors& x, int b, int h, int tile,
+template <bool kVector, int kSize, class Layout>
+__device__ void add_dq(const Layout& s, const BackwardTensors& x, int b, int h, int tile,
                        int key_tile, const BFloat16* keys, const BFloat16* slopes) {
   using Tiles = BackwardTiles<kSize>;
   constexpr int kKeys = Tiles::kKeys, kQueries = Tiles::kQueries;
@@ -111,15 +116,16 @@ __device__ void add_dq(const AttentionLayout& s, const BackwardTensors& x, int b
   multiply_left_transposed<Tiles::kSlopePitch, kPitch<kSize>, Tiles::kM * 16>(
       dq, slopes + part_row, keys + part_column, min(end - key, kKeys));
 
+  const int first = s.first_key(b, tile * kQueries) / kKeys;
   const int last = s.causal ? tile * kQueries / kKeys : (tokens - 1) / kKeys;
   const std::int64_t num_tiles = (tokens + kQueries - 1) / kQueries;
   const std::int64_t at = (b * s.heads + h) * num_tiles + tile;
   unsigned* turn = x.turns + at * kWarps + warp_id();
   float* sums = x.dq + at * (kQueries * kSize) + threadIdx.x * 4;
   const auto sum_at = [&](int m, int n) { return sums + (m * kN + n) * (kThreads * 4); };
-  if (key_tile > 0) await_turn(turn, static_cast<unsigned>(key_tile));
+  if (key_tile > first) await_turn(turn, static_cast<unsigned>(key_tile));
   if (key_tile < last) {
-    if (key_tile == 0) {
+    if (key_tile == first) {
 #pragma unroll
       for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -133,7 +139,7 @@ __device__ void add_dq(const AttentionLayout& s, const BackwardTensors& x, int b
     end_turn(turn, static_cast<unsigned>(key_tile));
     return;
   }
-  if (key_tile > 0) {
+  if (key_tile > first) {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -145,8 +151,8 @@ __device__ void add_dq(const AttentionLayout& s, const BackwardTensors& x, int b
 }
 
 /// One block for kKeys keys of a kv head.
-template <bool kVector, int kSize>
-__global__ void __launch_bounds__(kThreads) backward_kernel(AttentionLayout s, BackwardTensors x) {
+template <bool kVector, int kSize, class Layout>
+__global__ void __launch_bounds__(kThreads) backward_kernel(Layout s, BackwardTensors x) {
   using Tiles = BackwardTiles<kSize>;
   constexpr int kM = Tiles::kM, kKeys = Tiles::kKeys, kQueries = Tiles::kQueries;
   constexpr int kChunk = Tiles::kChunk, kN = kChunk / 8;
@@ -194,7 +200,8 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(AttentionLayout s, B
       values, Rows<const BFloat16>{x.qkv + s.v_at(mine->b, mine->g), s.qkv_width()}, own, tokens,
       head_size);
   // The queries to walk: the tiles of each head, the last first.
-  const int last_tile = (tokens - 1) / kQueries * kQueries;
+  const int last_query = s.end_query(mine->b, min(own + kKeys, tokens) - 1) - 1;
+  const int last_tile = last_query / kQueries * kQueries;
   int h = mine->g * group, tile = last_tile;
   load(0, h, tile);
   QueryStats next = fetch_stats(h, tile);
@@ -230,7 +237,9 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(AttentionLayout s, B
 #pragma unroll
           for (int e = 0; e < 4; ++e)
             p[m][n][e] = exp2_approx(fmaf(p[m][n][e], scale_log2, -step_stats[stat(n, e)]));
-      if ((s.causal && query < warp_own + kM * 16) || warp_own + kM * 16 > tokens) {
+      if ((s.causal && query < warp_own + kM * 16) || warp_own + kM * 16 > tokens ||
+          (Layout::kHasDocuments &&
+           s.first_key(mine->b, min(query + kChunk, tokens) - 1) > warp_own)) {
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -239,7 +248,9 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(AttentionLayout s, B
             for (int e = 0; e < 4; ++e) {
               const int i = warp_own + m * 16 + lane / 4 + e / 2 * 8;
               const int j = query + n * 8 + lane % 4 * 2 + e % 2;
-              if (i >= tokens || (s.causal && j < i)) p[m][n][e] = 0;
+              if (i >= tokens || (s.causal && j < i) ||
+                  (Layout::kHasDocuments && j < tokens && i < s.first_key(mine->b, j)))
+                p[m][n][e] = 0;
             }
           }
         }

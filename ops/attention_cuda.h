@@ -38,17 +38,49 @@ struct AttentionLayout {
   constexpr std::int64_t lse_at(std::int64_t b, std::int64_t h) const {
     return (b * heads + h) * tokens;
   }
+  // A row is one document. First key that a query of a sample sees, and one past the last query
+  // that sees a key.
+  static constexpr bool kHasDocuments = false;
+  constexpr int first_key(int /*b*/, int /*query*/) const { return 0; }
+  constexpr int end_query(int /*b*/, int /*key*/) const { return static_cast<int>(tokens); }
 };
+
+/// Of rows that documents share, on CUDA. Kernels are compiled for each of the two layouts, so that
+/// rows of one document have nothing to ask for.
+struct DocumentLayout : AttentionLayout {
+  /// For each token of (B, T) the first one of its document, and one past the last. Neither falls
+  /// from a token to the next.
+  const std::int32_t *begins, *ends;
+
+  static constexpr bool kHasDocuments = true;
+  constexpr int first_key(int b, int query) const { return begins[b * tokens + query]; }
+  constexpr int end_query(int b, int key) const { return ends[b * tokens + key]; }
+};
+
+/// Calls `fn` with the layout that kernels are compiled for. `documents`: undefined, or of
+/// attention_documents_cuda().
+template <class F>
+void dispatch_layout(const AttentionLayout& s, const engine::Tensor& documents, F fn) {
+  if (!documents.defined()) return fn(s);
+  const auto* const begins = documents.data<std::int32_t>();
+  fn(DocumentLayout{s, begins, begins + s.batch * s.tokens});
+}
+
+/// Assigns documents (2, B, T) i32: DocumentLayout's begins, then its ends, of `positions` (B, T)
+/// as AttentionShape has them. Throws DeviceError.
+void attention_documents_cuda(const engine::Stream& stream, const engine::Tensor& documents,
+                              const engine::Tensor& positions);
 
 /// Throws InvalidArgument unless the GPU has the instructions of CudaAttention::kWgmma.
 void require_wgmma_cuda(const engine::Stream& stream);
 
-/// y and lse of qkv, as attention() defines them; lse may be undefined. Head size at most
-/// kMaxCudaHeadSize. bf16: products of bf16 values on tensor cores, probabilities rounded to bf16.
-/// Throws DeviceError, and InvalidArgument for kernels that the GPU cannot run.
+/// y and lse of qkv, as attention() defines them; documents and lse may be undefined. Head size at
+/// most kMaxCudaHeadSize. bf16: products of bf16 values on tensor cores, probabilities rounded to
+/// bf16. Throws DeviceError, and InvalidArgument for kernels that the GPU cannot run.
 void attention_forward_cuda(const engine::Stream& stream, CudaAttention kernels,
-                            const AttentionLayout& layout, const engine::Tensor& qkv,
-                            const engine::Tensor& y, const engine::Tensor& lse);
+                            const AttentionLayout& layout, const engine::Tensor& documents,
+                            const engine::Tensor& qkv, const engine::Tensor& y,
+                            const engine::Tensor& lse);
 
 /// For the sums of the columns of dqkv as backward stores it, in parts (parts, (H + 2 KV) * D) f32:
 /// uninitialised workspace. Undefined where the kernels of backward leave none.
@@ -61,9 +93,9 @@ engine::Tensor empty_attention_sums(const engine::Stream& stream, const engine::
 /// bf16 f32 for each element of q, T and the head size rounded up to tiles. Throws DeviceError.
 void attention_backward_cuda(const engine::Stream& stream, const engine::Memory& memory,
                              CudaAttention kernels, const AttentionLayout& layout,
-                             const engine::Tensor& qkv, const engine::Tensor& y,
-                             const engine::Tensor& lse, const engine::Tensor& dy,
-                             const engine::Tensor& dqkv, bool accumulate,
+                             const engine::Tensor& documents, const engine::Tensor& qkv,
+                             const engine::Tensor& y, const engine::Tensor& lse,
+                             const engine::Tensor& dy, const engine::Tensor& dqkv, bool accumulate,
                              const engine::Tensor& column_sums);
 
 }  // namespace tessera::ops

@@ -104,9 +104,9 @@ __device__ void store_rows(float* dst, std::int64_t stride, const float (&acc)[k
 }
 
 /// One block for kForwardRows queries of a head. `lse` may be null.
-template <int kSize>
+template <int kSize, class Layout>
 __global__ void __launch_bounds__(kThreads, 2)
-    forward_kernel(AttentionLayout s, const float* qkv, float* y, float* lse) {
+    forward_kernel(Layout s, const float* qkv, float* y, float* lse) {
   constexpr int kI = kForwardRows / kSide, kJ = kOther / kSide;
   const int tokens = static_cast<int>(s.tokens), head_size = static_cast<int>(s.head_size);
   const int row = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kForwardRows;
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   float out[kI][kSize / kSide] = {}, max[kI], sum[kI] = {};
   for (float& m : max) m = -INFINITY;
   const int end = s.causal ? min(row + kForwardRows, tokens) : tokens;
-  for (int key = 0; key < end; key += kOther) {
+  for (int key = s.first_key(b, row) / kOther * kOther; key < end; key += kOther) {
     __syncthreads();  // nobody reads the tiles before any more
     load_tile<kOther, kSize>(k, qkv + s.k_at(b, g), s.qkv_width(), key, tokens, head_size);
     load_tile<kOther, kSize>(v, qkv + s.v_at(b, g), s.qkv_width(), key, tokens, head_size);
@@ -132,21 +132,25 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
     for (int i = 0; i < kI; ++i) {
       const int query = row + thread_y() + i * kSide;
+      const int first = query < tokens ? s.first_key(b, query) : 0;
       float largest = max[i];
 #pragma unroll
       for (int j = 0; j < kJ; ++j) {
         const int column = key + thread_x() + j * kSide;
-        if (column >= tokens || (s.causal && column > query)) scores[i][j] = -INFINITY;
+        if (column >= tokens || column < first || (s.causal && column > query))
+          scores[i][j] = -INFINITY;
         largest = fmaxf(largest, scores[i][j]);
       }
 #pragma unroll
       for (int lanes = kSide / 2; lanes > 0; lanes /= 2)
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
-      const float factor = expf(max[i] - largest);
+      // Of a document that begins after this tile nothing is seen yet.
+      const float subtracted = largest == -INFINITY ? 0 : largest;
+      const float factor = expf(max[i] - subtracted);
       max[i] = largest;
       sum[i] *= factor;
 #pragma unroll
-      for (int j = 0; j < kJ; ++j) sum[i] += scores[i][j] = expf(scores[i][j] - largest);
+      for (int j = 0; j < kJ; ++j) sum[i] += scores[i][j] = expf(scores[i][j] - subtracted);
 #pragma unroll
       for (int j = 0; j < kSize / kSide; ++j) out[i][j] *= factor;
     }
@@ -179,9 +183,8 @@ struct BackwardTensors {
 /// group, and computes dk and dv. Otherwise one for as many queries of a head walks the keys, and
 /// computes dq. p and ds are computed twice, and no sum leaves its registers: in bf16 it is one
 /// pass, see [Note: deterministic attention backward].
-template <int kSize, bool kOwnKeys>
-__global__ void __launch_bounds__(kThreads, 2)
-    backward_kernel(AttentionLayout s, BackwardTensors x) {
+template <int kSize, bool kOwnKeys, class Layout>
+__global__ void __launch_bounds__(kThreads, 2) backward_kernel(Layout s, BackwardTensors x) {
   constexpr int kOwn = kBackwardRows, kI = kOwn / kSide, kJ = kOther / kSide;
   const int tokens = static_cast<int>(s.tokens), head_size = static_cast<int>(s.head_size);
   const int group = static_cast<int>(s.group());
@@ -189,8 +192,10 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int head = static_cast<int>(blockIdx.y), b = static_cast<int>(blockIdx.z);
   const int g = kOwnKeys ? head : head / group;
   const int own = tile * kOwn;
-  const int begin = kOwnKeys && s.causal ? own / kOther * kOther : 0;
-  const int end = !kOwnKeys && s.causal ? min(own + kOwn, tokens) : tokens;
+  const int last_own = min(own + kOwn, tokens) - 1;
+  const int first = kOwnKeys ? (s.causal ? own : 0) : s.first_key(b, own);
+  const int begin = first / kOther * kOther;
+  const int end = kOwnKeys ? s.end_query(b, last_own) : s.causal ? last_own + 1 : tokens;
 
   auto* own_first = engine::dynamic_shared<float>();           // k or q
   float* own_second = own_first + kOwn * kPitch<kSize>;        // v or dy
@@ -233,7 +238,8 @@ __global__ void __launch_bounds__(kThreads, 2)
         for (int j = 0; j < kJ; ++j) {
           const int r = thread_y() + i * kSide, c = thread_x() + j * kSide;
           const int query = kOwnKeys ? other + c : own + r, key = kOwnKeys ? own + r : other + c;
-          const bool visible = key < tokens && (!s.causal || key <= query);
+          const bool visible = key < tokens && (!s.causal || key <= query) &&
+                               (query >= tokens || key >= s.first_key(b, query));
           const int at = kOwnKeys ? c : r;
           p[i][j] = visible ? expf(s.scale * p[i][j] - lse[at]) : 0;
           ds[i][j] = p[i][j] * (ds[i][j] - delta[at]);

@@ -44,7 +44,8 @@ struct OnlineSoftmax {
           largest = fmaxf(largest, fmaxf(scores[m][n][e], scores[m][n][e + 1]));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-        const float offset = largest * scale_log2;
+        // Of a document that begins after these columns nothing is seen yet.
+        const float offset = largest == -INFINITY ? 0 : largest * scale_log2;
         const float factor = exp2_approx(max[m][half] * scale_log2 - offset);
         max[m][half] = largest;
         float added = 0;
@@ -81,9 +82,9 @@ struct OnlineSoftmax {
 };
 
 /// One block for kRows queries of a head; blocks with the most keys come first. `lse` may be null.
-template <bool kVector, int kSize>
+template <bool kVector, int kSize, class Layout>
 __global__ void __launch_bounds__(kThreads)
-    forward_kernel(AttentionLayout s, const BFloat16* qkv, BFloat16* y, float* lse) {
+    forward_kernel(Layout s, const BFloat16* qkv, BFloat16* y, float* lse) {
   using Tiles = ForwardTiles<kSize>;
   constexpr int kM = Tiles::kM, kKeys = Tiles::kKeys;
   const int tokens = static_cast<int>(s.tokens), head_size = static_cast<int>(s.head_size);
@@ -107,31 +108,41 @@ __global__ void __launch_bounds__(kThreads)
   const int warp_row = row + warp_id() * kM * 16;
   const int end = s.causal ? min(row + Tiles::kRows, tokens) : tokens;
   const int warp_end = warp_row >= tokens ? 0 : s.causal ? warp_row + kM * 16 : tokens;
+  const int first = s.first_key(b, row) / kKeys;  // tile
   const float scale_log2 = s.scale * kLog2E;
   float out[kM][kSize / 8][4] = {};
   OnlineSoftmax<kM> softmax;
 
   load_tile<kVector, Tiles::kRows, kSize>(q_tile, q, row, tokens, head_size);
-  load(0);
+  load(first);
 #pragma unroll 1
-  for (int i = 0; i * kKeys < end; ++i) {
+  for (int i = first; i * kKeys < end; ++i) {
     cp_async_wait<0>();
     __syncthreads();  // tile i is here, and nobody reads tile i - 1 any more
     if ((i + 1) * kKeys < end) load(i + 1);
     const int key = i * kKeys;
-    if (key >= warp_end) continue;  // nothing that this warp's queries see
+    // Nothing that this warp's queries see.
+    if (key >= warp_end) continue;
+    if (Layout::kHasDocuments && key + kKeys <= s.first_key(b, warp_row)) continue;
     float scores[kM][kKeys / 8][4];
     multiply_transposed<kSize>(scores, q_tile + warp_id() * kM * 16 * kPitch<kSize>, k_tile(i));
-    if (key + kKeys > (s.causal ? warp_row + 1 : tokens)) {
+    if (key + kKeys > (s.causal ? warp_row + 1 : tokens) ||
+        (Layout::kHasDocuments && key < s.first_key(b, min(warp_row + kM * 16, tokens) - 1))) {
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
 #pragma unroll
-        for (int n = 0; n < kKeys / 8; ++n) {
+        for (int half = 0; half < 2; ++half) {
+          const int query = warp_row + m * 16 + lane_id() / 4 + half * 8;
+          const int begin = query < tokens ? s.first_key(b, query) : 0;
+          const int visible = s.causal ? query + 1 : tokens;
 #pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const int query = warp_row + m * 16 + lane_id() / 4 + e / 2 * 8;
-            const int visible = s.causal ? query + 1 : tokens;
-            if (key + n * 8 + lane_id() % 4 * 2 + e % 2 >= visible) scores[m][n][e] = -INFINITY;
+          for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              const int column = key + n * 8 + lane_id() % 4 * 2 + e;
+              if (column >= visible || (Layout::kHasDocuments && column < begin))
+                scores[m][n][half * 2 + e] = -INFINITY;
+            }
           }
         }
       }

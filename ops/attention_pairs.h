@@ -21,7 +21,10 @@
 
 namespace tessera::ops {
 
+struct PartLayout;
 struct ScoreTile;
+template <class T>
+struct BackwardRows;
 
 /// The kernels with their scratch, which is taken when one is made.
 class PairAttention {
@@ -30,25 +33,21 @@ class PairAttention {
   PairAttention(const engine::Memory& memory, const AttentionLayout& layout, bool is_backward);
 
   /// y and, unless null, lse of qkv, as attention() defines them.
-  void forward(const engine::BFloat16* qkv, engine::BFloat16* y, float* lse) const;
-  /// Assigns every element of dqkv, or adds to it.
-  void backward(const engine::BFloat16* qkv, const engine::BFloat16* y, const float* lse,
-                const engine::BFloat16* dy, engine::BFloat16* dqkv, bool accumulate) const;
+  void forward(const PartLayout& s, const engine::BFloat16* qkv, engine::BFloat16* y,
+               float* lse) const;
+  void backward(const PartLayout& s, const BackwardRows<engine::BFloat16>& x) const;
 
  private:
-  template <class Work>
-  void for_each_tile(std::int64_t row, std::int64_t rows, Work work) const;
   void multiply_cols(const ScoreTile& tile, const engine::Tensor& a, const engine::Tensor& b,
-                     const engine::Tensor& c) const;
+                     std::int64_t ldb, const engine::Tensor& c) const;
   void multiply_keys(const ScoreTile& tile, const engine::Tensor& a) const;
   void multiply_rows(const ScoreTile& tile, const engine::Tensor& a, const engine::Tensor& b,
                      const engine::Tensor& c) const;
 
-  AttentionLayout s_;
   std::int64_t depth_;  // pairs of a head's elements
   std::int64_t width_;  // a head's elements, padded to vectors
-  std::int64_t keys_;   // tokens, padded to lanes
-  // Of one kv head: pairs (depth, keys) of k and v, and (keys / 2, width) of v or, backward, of k.
+  // Of one kv head, whose keys are padded to lanes: pairs (depth, keys) of k and v, and (keys / 2,
+  // width) of v or, backward, of k.
   engine::Tensor k_cols_, v_cols_, rows_of_keys_;
   // Of a tile's queries: pairs (rows, depth) of q and dy, and (rows / 2, width) of the same.
   engine::Tensor q_cols_, dy_cols_, q_rows_, dy_rows_;

@@ -17,6 +17,25 @@
 
 namespace tessera::ops {
 
+/// Of samples, or of some tokens that lie in one, with pointers to the first of them.
+struct PartLayout : AttentionLayout {
+  std::int64_t sample_tokens;
+
+  constexpr std::int64_t lse_at(std::int64_t b, std::int64_t h) const {
+    return (b * heads + h) * sample_tokens;
+  }
+};
+
+/// What backward on the CPU reads and writes: assigns every element of dqkv, or adds to it.
+template <class T>
+struct BackwardRows {
+  const T *qkv, *y;
+  const float* lse;
+  const T* dy;
+  T* dqkv;
+  bool accumulate;
+};
+
 /// Scores of queries [row, row + rows) by keys [key, key + keys).
 struct ScoreTile {
   std::int64_t row, rows, key, keys;

@@ -11,6 +11,7 @@ namespace tessera::ops::flash_wgmma {
 
 using engine::BFloat16;
 using engine::Stream;
+using engine::Tensor;
 
 namespace {
 
@@ -26,15 +27,19 @@ void dispatch_head_size(std::int64_t head_size, F&& fn) {
 
 }  // namespace
 
-void forward(const Stream& stream, const AttentionLayout& s, const BFloat16* qkv, BFloat16* y,
-             float* lse) {
+void forward(const Stream& stream, const AttentionLayout& s, const Tensor& documents,
+             const BFloat16* qkv, BFloat16* y, float* lse) {
   dispatch_head_size(s.head_size, [&](auto size) {
     constexpr int kSize = decltype(size)::value;
     using Tiles = ForwardTiles<kSize>;
-    engine::launch_kernel(
-        stream, tile_shape(s, s.heads, Tiles::kRows, Tiles::kThreads, Tiles::kSharedNbytes),
-        rows_are_packable(s, qkv, y) ? forward_kernel<true, kSize> : forward_kernel<false, kSize>,
-        s, qkv, y, lse);
+    dispatch_layout(s, documents, [&](const auto& layout) {
+      using Layout = std::decay_t<decltype(layout)>;
+      engine::launch_kernel(
+          stream, tile_shape(s, s.heads, Tiles::kRows, Tiles::kThreads, Tiles::kSharedNbytes),
+          rows_are_packable(s, qkv, y) ? forward_kernel<true, kSize, Layout>
+                                       : forward_kernel<false, kSize, Layout>,
+          layout, qkv, y, lse);
+    });
   });
 }
 
@@ -51,15 +56,19 @@ BackwardWorkspace backward_workspace(const AttentionLayout& s) {
   return workspace;
 }
 
-void backward(const Stream& stream, const AttentionLayout& s, const flash::BackwardTensors& x) {
+void backward(const Stream& stream, const AttentionLayout& s, const Tensor& documents,
+              const flash::BackwardTensors& x) {
   dispatch_head_size(s.head_size, [&](auto size) {
     constexpr int kSize = decltype(size)::value;
     using Tiles = BackwardTiles<kSize>;
-    engine::launch_kernel(
-        stream, tile_shape(s, s.kv_heads, Tiles::kKeys, Tiles::kThreads, Tiles::kSharedNbytes),
-        rows_are_packable(s, x.qkv, x.dy, x.dqkv) ? backward_kernel<true, kSize>
-                                                  : backward_kernel<false, kSize>,
-        s, x);
+    dispatch_layout(s, documents, [&](const auto& layout) {
+      using Layout = std::decay_t<decltype(layout)>;
+      engine::launch_kernel(
+          stream, tile_shape(s, s.kv_heads, Tiles::kKeys, Tiles::kThreads, Tiles::kSharedNbytes),
+          rows_are_packable(s, x.qkv, x.dy, x.dqkv) ? backward_kernel<true, kSize, Layout>
+                                                    : backward_kernel<false, kSize, Layout>,
+          layout, x);
+    });
   });
 }
 

@@ -6,6 +6,7 @@
 
 #include "engine/dtype.h"
 #include "engine/stream.h"
+#include "engine/tensor.h"
 #include "ops/attention_cuda.h"
 
 namespace tessera::ops::flash {
@@ -21,7 +22,8 @@ constexpr bool takes(std::int64_t head_size) {
 
 /// As attention_forward_cuda, for heads that it takes.
 void forward(const engine::Stream& stream, const AttentionLayout& layout,
-             const engine::BFloat16* qkv, engine::BFloat16* y, float* lse);
+             const engine::Tensor& documents, const engine::BFloat16* qkv, engine::BFloat16* y,
+             float* lse);
 
 /// Rows of a sample whose columns backward sums together, of dqkv: a warpgroup's.
 inline constexpr std::int64_t kPartRows = 64;
@@ -38,6 +40,6 @@ BackwardWorkspace backward_workspace(const AttentionLayout& layout);
 
 /// As attention_backward_cuda, for heads that it takes.
 void backward(const engine::Stream& stream, const AttentionLayout& layout,
-              const flash::BackwardTensors& tensors);
+              const engine::Tensor& documents, const flash::BackwardTensors& tensors);
 
 }  // namespace tessera::ops::flash_wgmma

@@ -69,11 +69,10 @@ __device__ void multiply_slopes(float (&dq)[8][4], std::uint64_t slopes, std::ui
 /// Adds what this block's keys contribute to a warpgroup's part of dq of a tile of a head's
 /// queries. The last to add stores dq, and each warp, if wanted, the sums of its columns. Returns
 /// the turn that the warp has still to end, once what it added is likely to be there; null: none.
-template <bool kVector, int kSize>
-__device__ unsigned* add_part_of_dq(const AttentionLayout& s, const BackwardTensors& x,
-                                    int warpgroup, int b, int h, int tile, int key_tile,
-                                    const BFloat16* keys, const BFloat16* slopes,
-                                    float* warp_sums) {
+template <bool kVector, int kSize, class Layout>
+__device__ unsigned* add_part_of_dq(const Layout& s, const BackwardTensors& x, int warpgroup, int b,
+                                    int h, int tile, int key_tile, const BFloat16* keys,
+                                    const BFloat16* slopes, float* warp_sums) {
   using Tiles = BackwardTiles<kSize>;
   constexpr int kKeys = Tiles::kKeys, kQueries = Tiles::kQueries;
   const int tokens = static_cast<int>(s.tokens);
@@ -91,15 +90,16 @@ __device__ unsigned* add_part_of_dq(const AttentionLayout& s, const BackwardTens
     multiply_slopes<64>(dq[0], left, right);
   }
 
+  const int first = s.first_key(b, tile * kQueries) / kKeys;
   const int last = Tiles::last_key_tile(s, tile);
   const std::int64_t num_tiles = (tokens + kQueries - 1) / kQueries;
   const std::int64_t at = (b * s.heads + h) * num_tiles + tile;
   unsigned* turn = x.turns + at * Tiles::kWarps + flash::warp_id();
   float* sums = x.dq + at * (kQueries * kSize) + threadIdx.x * 4;
   const auto sum_at = [&](int n) { return sums + n * (Tiles::kThreads * 4); };
-  if (key_tile > 0) await_turn(turn, static_cast<unsigned>(key_tile));
+  if (key_tile > first) await_turn(turn, static_cast<unsigned>(key_tile));
   if (key_tile < last) {
-    if (key_tile == 0) {
+    if (key_tile == first) {
 #pragma unroll
       for (int n = 0; n < 8; ++n) assign_in_l2(sum_at(n), dq[0][n]);
     } else {
@@ -108,7 +108,7 @@ __device__ unsigned* add_part_of_dq(const AttentionLayout& s, const BackwardTens
     }
     return turn;
   }
-  if (key_tile > 0) {
+  if (key_tile > first) {
 #pragma unroll
     for (int n = 0; n < 8; ++n) add_from_l2(dq[0][n], sum_at(n));
   }
@@ -120,9 +120,9 @@ __device__ unsigned* add_part_of_dq(const AttentionLayout& s, const BackwardTens
 }
 
 /// One block for kKeys keys of a kv head.
-template <bool kVector, int kSize>
+template <bool kVector, int kSize, class Layout>
 __global__ void __launch_bounds__(BackwardTiles<kSize>::kThreads, 1)
-    backward_kernel(AttentionLayout s, BackwardTensors x) {
+    backward_kernel(Layout s, BackwardTensors x) {
   using Tiles = BackwardTiles<kSize>;
   using Keys = typename Tiles::Keys;
   using Queries = typename Tiles::Queries;
@@ -179,7 +179,8 @@ __global__ void __launch_bounds__(BackwardTiles<kSize>::kThreads, 1)
       values, Rows<const BFloat16>{x.qkv + s.v_at(mine->b, mine->g), s.qkv_width()}, own, tokens,
       head_size);
   // The queries to walk: the tiles of each head, the last first.
-  const int last_tile = (tokens - 1) / kQueries * kQueries;
+  const int last_query = s.end_query(mine->b, min(own + kKeys, tokens) - 1) - 1;
+  const int last_tile = last_query / kQueries * kQueries;
   int h = mine->g * group, tile = last_tile;
   load(0, h, tile);
   QueryStats next = fetch_stats(h, tile);
@@ -227,14 +228,17 @@ __global__ void __launch_bounds__(BackwardTiles<kSize>::kThreads, 1)
         for (int e = 0; e < 4; ++e)
           p[n][e] = exp2_approx(fmaf(p[n][e], scale_log2, -(e % 2 == 0 ? lse.x : lse.y)));
       }
-      if ((s.causal && query < warp_own + 16) || warp_own + 16 > tokens) {
+      if ((s.causal && query < warp_own + 16) || warp_own + 16 > tokens ||
+          (Layout::kHasDocuments && s.first_key(mine->b, min(query + 64, tokens) - 1) > warp_own)) {
 #pragma unroll
         for (int n = 0; n < 8; ++n) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const int i = warp_own + lane / 4 + e / 2 * 8;
             const int j = query + n * 8 + lane % 4 * 2 + e % 2;
-            if (i >= tokens || (s.causal && j < i)) p[n][e] = 0;
+            if (i >= tokens || (s.causal && j < i) ||
+                (Layout::kHasDocuments && j < tokens && i < s.first_key(mine->b, j)))
+              p[n][e] = 0;
           }
         }
       }

@@ -31,9 +31,9 @@ struct ForwardTiles {
 };
 
 /// One block for kRows queries of a head; blocks with the most keys come first. `lse` may be null.
-template <bool kVector, int kSize>
+template <bool kVector, int kSize, class Layout>
 __global__ void __launch_bounds__(ForwardTiles<kSize>::kThreads, ForwardTiles<kSize>::kBlocks)
-    forward_kernel(AttentionLayout s, const BFloat16* qkv, BFloat16* y, float* lse) {
+    forward_kernel(Layout s, const BFloat16* qkv, BFloat16* y, float* lse) {
   using Tiles = ForwardTiles<kSize>;
   using Keys = typename Tiles::Keys;
   constexpr int kThreads = Tiles::kThreads, kKeys = Tiles::kKeys;
@@ -60,6 +60,7 @@ __global__ void __launch_bounds__(ForwardTiles<kSize>::kThreads, ForwardTiles<kS
   const int warp_row = own_row + flash::warp_id() % 4 * 16;
   const int end = s.causal ? min(row + Tiles::kRows, tokens) : tokens;
   const int own_end = own_row >= tokens ? 0 : s.causal ? own_row + 64 : tokens;
+  const int first = s.first_key(b, row) / kKeys;  // tile
   const float scale_log2 = s.scale * flash::kLog2E;
   const std::uint64_t queries = operand_at(q_tile + warpgroup * 64 * kPanelColumns);
   float scores[1][kKeys / 8][4], out[1][kSize / 8][4] = {};
@@ -67,29 +68,37 @@ __global__ void __launch_bounds__(ForwardTiles<kSize>::kThreads, ForwardTiles<kS
   flash::OnlineSoftmax<1> softmax;
 
   load_tile<kVector, kThreads, Tiles::kRows, kSize>(q_tile, q, row, tokens, head_size);
-  load(0);
+  load(first);
 #pragma unroll 1
-  for (int key = 0; key < end; key += kKeys) {
+  for (int key = first * kKeys; key < end; key += kKeys) {
     cp_async_wait<0>();
     fence_async_proxy();
     __syncthreads();  // this tile is here, and nobody reads the one before any more
     const int i = key / kKeys;
     if (key + kKeys < end) load(i + 1);
-    if (key >= own_end) continue;  // nothing that this warpgroup's queries see
+    // Nothing that this warpgroup's queries see.
+    if (key >= own_end) continue;
+    if (Layout::kHasDocuments && key + kKeys <= s.first_key(b, own_row)) continue;
     const BFloat16* keys = k_tile(i);
     wgmma_fence(scores[0]);
     multiply_transposed<typename Tiles::Queries, Keys, kSize>(scores[0], queries, operand_at(keys));
     wgmma_commit();
     wgmma_wait<0>(scores[0]);
-    if (key + kKeys > (s.causal ? warp_row + 1 : tokens)) {
+    if (key + kKeys > (s.causal ? warp_row + 1 : tokens) ||
+        (Layout::kHasDocuments && key < s.first_key(b, min(warp_row + 16, tokens) - 1))) {
 #pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) {
+      for (int half = 0; half < 2; ++half) {
+        const int query = warp_row + flash::lane_id() / 4 + half * 8;
+        const int begin = query < tokens ? s.first_key(b, query) : 0;
+        const int visible = s.causal ? query + 1 : tokens;
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int query = warp_row + flash::lane_id() / 4 + e / 2 * 8;
-          const int visible = s.causal ? query + 1 : tokens;
-          if (key + n * 8 + flash::lane_id() % 4 * 2 + e % 2 >= visible)
-            scores[0][n][e] = -INFINITY;
+        for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int column = key + n * 8 + flash::lane_id() % 4 * 2 + e;
+            if (column >= visible || (Layout::kHasDocuments && column < begin))
+              scores[0][n][half * 2 + e] = -INFINITY;
+          }
         }
       }
     }

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <span>
+#include <limits>
 #include <vector>
 
 #include "engine/elementwise.h"
@@ -64,37 +64,33 @@ std::vector<double> steps_of(std::int64_t head_size, double base, const RopeScal
   return steps;
 }
 
-// Row t of the table: D/2 cosines, D/2 sines of t times the steps. Each row turns the one before in
-// double precision, so the error grows as T * 2^-53 and stays far below that of an f32.
-void fill_table(float* table, std::int64_t tokens, const std::vector<double>& steps) {
+// Row t of the table: D/2 cosines, D/2 sines of a position, positions[t] or t, times the steps. A
+// row turns the one before in double precision, so the error grows as T * 2^-53 and stays far below
+// that of an f32; where positions do not follow each other, it begins with angles of its own.
+void fill_table(float* table, std::int64_t tokens, const std::int32_t* positions,
+                const std::vector<double>& steps) {
   const std::size_t half = steps.size();
-  std::vector<double> cosines(half, 1), sines(half, 0), cos_step(half), sin_step(half);
+  std::vector<double> cosines(half), sines(half), cos_step(half), sin_step(half);
   for (std::size_t i = 0; i < half; ++i) {
     cos_step[i] = std::cos(steps[i]);
     sin_step[i] = std::sin(steps[i]);
   }
+  std::int64_t before = std::numeric_limits<std::int64_t>::min();
   for (std::int64_t t = 0; t < tokens; ++t, table += 2 * half) {
+    const std::int64_t position = positions != nullptr ? positions[t] : t;
     for (std::size_t i = 0; i < half; ++i) {
+      if (position != before + 1) {
+        const double angle = static_cast<double>(position) * steps[i];
+        cosines[i] = std::cos(angle);
+        sines[i] = std::sin(angle);
+      }
       table[i] = static_cast<float>(cosines[i]);
       table[half + i] = static_cast<float>(sines[i]);
       const double next = cosines[i] * cos_step[i] - sines[i] * sin_step[i];
       sines[i] = sines[i] * cos_step[i] + cosines[i] * sin_step[i];
       cosines[i] = next;
     }
-  }
-}
-
-// A row of the table for each position.
-void fill_table(float* table, std::span<const std::int32_t> positions,
-                const std::vector<double>& steps) {
-  const std::size_t half = steps.size();
-  for (const std::int32_t position : positions) {
-    for (std::size_t i = 0; i < half; ++i) {
-      const double angle = position * steps[i];
-      table[i] = static_cast<float>(std::cos(angle));
-      table[half + i] = static_cast<float>(std::sin(angle));
-    }
-    table += 2 * half;
+    before = position;
   }
 }
 
@@ -161,11 +157,8 @@ Tensor rope(Tape& tape, const Tensor& x, const RopeOptions& options) {
        .bytes_written = table.nbytes()},
       [=] {
         const std::vector<double> steps = steps_of(s.head_size, base, scaling);
-        if (positions.defined()) {
-          fill_table(table.data<float>(), positions.span<std::int32_t>(), steps);
-        } else {
-          fill_table(table.data<float>(), s.tokens, steps);
-        }
+        fill_table(table.data<float>(), s.tokens,
+                   positions.defined() ? positions.data<std::int32_t>() : nullptr, steps);
       },
       [=](const auto& stream) { rope_table_cuda(stream, table, positions, base, scaling); });
   const Tensor y = tape.empty(x.shape(), x.dtype(), "rope");

@@ -45,9 +45,8 @@ struct RopeOptions {
 
 /// y like x with its heads rotated by their positions.
 ///   x (B, T, N*D) or (B, T, N, D), f32 or bf16 -> y like x. The gradient is the inverse rotation.
-///   Saves a table of cosines and sines, f32, of a row (D) for each position. On the CPU given
-///   positions 0..T-1 turn as those that it counts itself do to an f32's rounding; on a GPU to the
-///   bit.
+///   Saves a table of cosines and sines, f32, of a row (D) for each position. Given
+///   positions that follow each other from 0 turn to the bit as those that it counts itself.
 ///   Throws InvalidArgument if D is odd or does not divide a token's elements, if there are fewer
 ///   than `num_heads` heads, if x or positions have another rank, shape or dtype, or for a scaling
 ///   by less than 1 or without 0 < low < high.

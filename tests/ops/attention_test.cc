@@ -5,8 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <tuple>
+#include <utility>
+#include <vector>
 
+#include "engine/gemm/gemm.h"
+#include "engine/gemm/pairs.h"
+#include "tests/testing/errors.h"
 #include "tests/testing/gradcheck.h"
 
 namespace tessera::ops {
@@ -19,11 +25,33 @@ struct Case {
   std::int64_t batch, tokens, heads, kv_heads, head_size;
   bool causal = true;
   float scale = 0;
+  std::vector<std::int64_t> documents = {};  // lengths, of each sample; none: a row is one
 
   std::int64_t width() const { return (heads + 2 * kv_heads) * head_size; }
   Shape qkv_shape() const { return {batch, tokens, width()}; }
   AttentionShape shape() const {
-    return {.num_heads = heads, .num_kv_heads = kv_heads, .scale = scale, .causal = causal};
+    return {.num_heads = heads,
+            .num_kv_heads = kv_heads,
+            .scale = scale,
+            .causal = causal,
+            .positions = documents.empty() ? Tensor() : positions()};
+  }
+  Tensor positions() const {
+    std::vector<std::int32_t> at;
+    for (std::int64_t b = 0; b < batch; ++b) {
+      for (const std::int64_t length : documents)
+        for (std::int64_t t = 0; t < length; ++t) at.push_back(static_cast<std::int32_t>(t));
+    }
+    return Tensor::from<std::int32_t>(Memory(), {batch, tokens}, at);
+  }
+  // That token t sees.
+  std::int64_t first_key(std::int64_t t) const {
+    std::int64_t begin = 0;
+    for (const std::int64_t length : documents) {
+      if (begin + length > t) break;
+      begin += length;
+    }
+    return begin;
   }
   std::string str() const {
     return fmt::format("B{} T{} H{} KV{} D{} {}", batch, tokens, heads, kv_heads, head_size,
@@ -53,18 +81,18 @@ Naive naive_attention(const Case& c, const Values& qkv, const Values& dy) {
         return static_cast<std::size_t>((b * c.tokens + t) * c.width() + head * d);
       };
       for (std::int64_t t = 0; t < c.tokens; ++t) {
-        const std::int64_t end = c.causal ? t + 1 : c.tokens;
+        const std::int64_t begin = c.first_key(t), end = c.causal ? t + 1 : c.tokens;
         const std::size_t q = at(t, h);
         const auto y = static_cast<std::size_t>((b * c.tokens + t) * out_width + h * d);
         Values p(static_cast<std::size_t>(end)), dp(p.size());
         double largest = -1e300, sum = 0, delta = 0;
-        for (std::int64_t s = 0; s < end; ++s) {
+        for (std::int64_t s = begin; s < end; ++s) {
           const std::size_t k = at(s, c.heads + g), j = static_cast<std::size_t>(s);
           for (std::int64_t i = 0; i < d; ++i) p[j] += scale * qkv[q + i] * qkv[k + i];
           largest = std::max(largest, p[j]);
         }
-        for (double& e : p) sum += e = std::exp(e - largest);
-        for (std::int64_t s = 0; s < end; ++s) {
+        for (auto e = p.begin() + begin; e != p.end(); ++e) sum += * e = std::exp(*e - largest);
+        for (std::int64_t s = begin; s < end; ++s) {
           const std::size_t v = at(s, c.heads + c.kv_heads + g), j = static_cast<std::size_t>(s);
           p[j] /= sum;
           for (std::int64_t i = 0; i < d; ++i) {
@@ -74,7 +102,7 @@ Naive naive_attention(const Case& c, const Values& qkv, const Values& dy) {
           }
           delta += p[j] * dp[j];
         }
-        for (std::int64_t s = 0; s < end; ++s) {
+        for (std::int64_t s = begin; s < end; ++s) {
           const std::size_t k = at(s, c.heads + g), j = static_cast<std::size_t>(s);
           const double ds = scale * p[j] * (dp[j] - delta);
           for (std::int64_t i = 0; i < d; ++i) {
@@ -269,6 +297,113 @@ TEST(AttentionTest, TheLastTokenChangesNoOtherOneForAnyLength) {
   }
 }
 
+// Lengths around tiles of queries, of keys and of both, and documents of a token.
+const std::vector<std::vector<std::int64_t>>& packed_rows() {
+  static const std::vector<std::vector<std::int64_t>> kRows = {
+      {1, 1, 1}, {5, 30}, {40, 1, 2, 31}, {24, 48, 49}, {290, 7}, {3, 260, 25, 1}, {330}};
+  return kRows;
+}
+
+Case packed_case(const std::vector<std::int64_t>& documents, std::int64_t head_size) {
+  const std::int64_t tokens = std::accumulate(documents.begin(), documents.end(), std::int64_t{0});
+  return {2, tokens, 4, 2, head_size, true, 0, documents};
+}
+
+TEST(AttentionTest, DocumentsOfARowSeeNothingOfEachOther) {
+  for (const auto& documents : packed_rows()) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(documents, " ")));
+    for (const std::int64_t head_size : {5, 32}) {
+      expect_naive(packed_case(documents, head_size));
+      expect_naive_bf16(packed_case(documents, head_size));
+    }
+  }
+  check_gradients(attention_case({2, 7, 2, 1, 3, true, 0, {2, 1, 4}}));
+}
+
+// y and dqkv of documents in a row, and of each of them in a row of its own.
+TEST(AttentionTest, ADocumentHasTheBitsThatItHasAlone) {
+  const Memory memory;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    if (dtype == DType::kBF16 && engine::multiplies_bf16() && !engine::multiplies_pairs()) continue;
+    for (const auto& documents : packed_rows()) {
+      SCOPED_TRACE(fmt::format("{}, {}", name_of(dtype), fmt::join(documents, " ")));
+      const Case c = packed_case(documents, 20);
+      const std::vector<float> values = random_values(c.qkv_shape().numel(), 1);
+      const std::int64_t y_width = c.heads * c.head_size;
+      const std::vector<float> dvalues = random_values(c.batch * c.tokens * y_width, 2);
+      // Rows [begin, begin + tokens) of all samples.
+      const auto run = [&](std::int64_t begin, std::int64_t tokens, const AttentionShape& shape) {
+        Tape tape(memory, Stream::inline_cpu("compute"));
+        const auto rows_of = [&](const std::vector<float>& from, std::int64_t width) {
+          const auto at = from.begin() + begin * width;
+          return to_tensor(
+              memory, {tokens == c.tokens ? c.batch : 1, tokens, width},
+              std::vector<float>(at, tokens == c.tokens ? from.end() : at + tokens * width), dtype);
+        };
+        const Tensor qkv = rows_of(values, c.width()), dy = rows_of(dvalues, y_width);
+        tape.watch(qkv);
+        const Tensor y = attention(tape, qkv, shape);
+        const Tensor loss = tape.empty({}, DType::kF32, "loss");
+        tape.record("loss", loss, [&tape, y, dy](const Tensor&) { tape.pass_grad(y, dy); });
+        tape.backward(loss);
+        return std::pair(to_values(y), to_values(tape.grad(qkv)));
+      };
+      const auto [y, dqkv] = run(0, c.tokens, c.shape());
+      AttentionShape alone = c.shape();
+      alone.positions = {};
+      const auto part = [&](const Values& of, std::int64_t begin, std::int64_t tokens,
+                            std::int64_t width) {
+        return Values(of.begin() + begin * width, of.begin() + (begin + tokens) * width);
+      };
+      for (std::int64_t b = 0, begin = 0; b < c.batch; ++b) {
+        for (const std::int64_t tokens : documents) {
+          if (tokens == c.tokens) continue;
+          const auto [own_y, own_dqkv] = run(begin, tokens, alone);
+          EXPECT_EQ(part(y, begin, tokens, y_width), own_y) << begin;
+          EXPECT_EQ(part(dqkv, begin, tokens, c.width()), own_dqkv) << begin;
+          begin += tokens;
+        }
+      }
+    }
+  }
+}
+
+// What one document leaves in scratch is not read for the next.
+TEST(AttentionTest, NumbersThatAreNotFiniteStayInTheirDocument) {
+  const Memory memory;
+  const Case c{1, 75, 2, 1, 6, true, 0, {33, 7, 35}};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Tape tape(memory, Stream::inline_cpu("compute"));
+    std::vector<float> values = random_values(c.qkv_shape().numel(), 1);
+    std::fill_n(values.begin(), 33 * c.width(), std::numeric_limits<float>::infinity());
+    const Tensor qkv = to_tensor(memory, c.qkv_shape(), values, dtype);
+    tape.watch(qkv);
+    const Tensor y = attention(tape, qkv, c.shape());
+    const Tensor loss = tape.empty({}, DType::kF32, "loss");
+    tape.record("loss", loss, [&tape, y](const Tensor&) { tape.pass_grad(y, y); });
+    tape.backward(loss);
+    const auto num_finite = [](const Values& of) {
+      return std::ranges::count_if(of, [](double x) { return std::isfinite(x); });
+    };
+    EXPECT_EQ(num_finite(to_values(y)), 42 * 2 * 6) << name_of(dtype);
+    EXPECT_EQ(num_finite(to_values(tape.grad(qkv))), 42 * c.width()) << name_of(dtype);
+  }
+}
+
+// A row begins a document whatever its first position, and only a 0 begins another.
+TEST(AttentionTest, OnlyPositionZeroBeginsADocument) {
+  const Memory memory;
+  Tape tape(memory, Stream::inline_cpu("compute"));
+  const Tensor qkv = to_tensor(memory, {1, 6, 12}, random_values(72, 1), DType::kF32);
+  const auto y_of = [&](const std::vector<std::int32_t>& positions) {
+    return to_values(attention(
+        tape, qkv,
+        {.num_heads = 2, .positions = Tensor::from<std::int32_t>(memory, {1, 6}, positions)}));
+  };
+  EXPECT_EQ(y_of({7, 8, 3, 0, 1, -5}), y_of({0, 1, 2, 0, 1, 2}));
+  EXPECT_EQ(y_of({9, 1, 1, 1, 1, 1}), to_values(attention(tape, qkv, {.num_heads = 2})));
+}
+
 TEST(AttentionTest, SameBitsTwice) {
   const OpCase op = attention_case({2, 130, 4, 2, 24});
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -393,6 +528,18 @@ TEST(AttentionTest, RefusesShapesThatDoNotFit) {
   EXPECT_THROW(attention(tape, x.reshape({3, 24}), {.num_heads = 2}), engine::InvalidArgument);
   EXPECT_THROW(attention(tape, Tensor::zeros(memory, {1, 3, 24}, DType::kI32), {.num_heads = 2}),
                engine::InvalidArgument);
+  const auto refusal = [&](const Shape& shape, DType dtype, bool causal) {
+    return error_of<engine::InvalidArgument>([&] {
+      attention(tape, x,
+                {.num_heads = 2,
+                 .causal = causal,
+                 .positions = Tensor::zeros(memory, shape, dtype, "places")});
+    });
+  };
+  EXPECT_TRUE(
+      has(refusal({3}, DType::kI32, true), {"positions i32 (1, 3)", "got i32 (3)", "places"}));
+  EXPECT_TRUE(has(refusal({1, 3}, DType::kF32, true), {"positions i32 (1, 3)", "got f32 (1, 3)"}));
+  EXPECT_TRUE(has(refusal({1, 3}, DType::kI32, false), {"expected causal with positions"}));
 }
 
 }  // namespace

@@ -24,18 +24,32 @@ constexpr double kF32Bound = 1e-5, kBF16Bound = 0x1p-7;
 struct Case {
   std::int64_t batch, tokens, heads, kv_heads, head_size;
   bool causal = true;
-  float scale = 0;  ///< of the inputs; 0: 1
+  float scale = 0;                           ///< of the inputs; 0: 1
+  std::vector<std::int64_t> documents = {};  ///< lengths, in turn to the end of all samples' tokens
 };
+
+// Of all samples, which begin documents of their own.
+Tensor positions_of(const Case& c, const Memory& memory) {
+  std::vector<std::int32_t> at;
+  for (std::size_t i = 0; std::ssize(at) < c.batch * c.tokens; ++i) {
+    const std::int64_t length = c.documents[i % c.documents.size()];
+    for (std::int64_t t = 0; t < length; ++t) at.push_back(static_cast<std::int32_t>(t));
+  }
+  at.resize(static_cast<std::size_t>(c.batch * c.tokens));
+  return Tensor::from<std::int32_t>(memory, {c.batch, c.tokens}, at);
+}
 
 OpCase attention_case(const Case& c, CudaAttention cuda) {
   return {.inputs = {{c.batch, c.tokens, (c.heads + 2 * c.kv_heads) * c.head_size}},
           .build =
               [c, cuda](Tape& tape, const auto& x, auto&) {
-                return attention(tape, x[0],
-                                 {.num_heads = c.heads,
-                                  .num_kv_heads = c.kv_heads,
-                                  .causal = c.causal,
-                                  .cuda = cuda});
+                return attention(
+                    tape, x[0],
+                    {.num_heads = c.heads,
+                     .num_kv_heads = c.kv_heads,
+                     .causal = c.causal,
+                     .positions = c.documents.empty() ? Tensor() : positions_of(c, tape.memory()),
+                     .cuda = cuda});
               },
           .scale = c.scale == 0 ? 1 : c.scale};
 }
@@ -102,6 +116,22 @@ TEST_P(CudaAttentionTest, EqualsTheCpuWithoutTheCausalMask) {
   expect_as_cpu({1, 321, 1, 1, 61, false});
   expect_as_cpu({1, 128, 1, 1, 61, false});
   expect_as_cpu({1, 257, 1, 1, 128, false});
+}
+
+TEST_P(CudaAttentionTest, EqualsTheCpuForDocuments) {
+  const auto expect = [](std::int64_t batch, std::int64_t tokens, std::int64_t heads,
+                         std::int64_t kv_heads, std::int64_t head_size,
+                         const std::vector<std::int64_t>& documents) {
+    SCOPED_TRACE(fmt::format("documents of {}", fmt::join(documents, ", ")));
+    expect_as_cpu({batch, tokens, heads, kv_heads, head_size, true, 0, documents});
+  };
+  expect(1, 7, 1, 1, 64, {1});
+  expect(2, 150, 2, 1, 64, {33, 1, 70});        // across tiles of queries and of keys
+  expect(1, 385, 2, 1, 50, {64, 128, 1, 127});  // that begin where tiles do
+  expect(1, 600, 1, 1, 64, {260, 340});         // of many tiles, beginning inside of one
+  expect(1, 330, 2, 1, 128, {200, 17, 113});
+  expect(1, 300, 2, 1, 16, {299, 1});
+  expect(2, 140, 1, 1, 13, {1000});  // one in all of a row
 }
 
 TEST_P(CudaAttentionTest, GradientIsAddedToWhatIsThere) {

@@ -140,14 +140,21 @@ TEST(RopeTest, RotatesByGivenPositions) {
 
 TEST(RopeTest, PositionsInTurnAreTheOnesThatItTakesItself) {
   const Memory memory;
-  std::vector<std::int32_t> positions(33);
-  for (std::size_t t = 0; t < positions.size(); ++t) positions[t] = static_cast<std::int32_t>(t);
-  const Tensor at = Tensor::from<std::int32_t>(memory, {33}, positions);
-  const OpRun given = run_op({.inputs = {{2, 33, 8}}, .build = [at](Tape& t, const auto& x, auto&) {
-                                return rope(t, x[0], {.positions = at});
-                              }});
+  std::vector<std::int32_t> positions(66);  // of two samples
+  for (std::size_t t = 0; t < positions.size(); ++t) {
+    positions[t] = static_cast<std::int32_t>(t % 33);
+  }
   const OpRun own = run_op(rope_case({2, 33, 8}, {}));
-  expect_close(given.y, own.y, 1e-7, "y");
+  for (const Shape& shape : {Shape{33}, Shape{2, 33}}) {
+    const std::span<const std::int32_t> of_shape(positions.data(), std::size_t(shape.numel()));
+    const Tensor at = Tensor::from<std::int32_t>(memory, shape, of_shape);
+    const OpRun given =
+        run_op({.inputs = {{2, 33, 8}}, .build = [at](Tape& t, const auto& x, auto&) {
+                  return rope(t, x[0], {.positions = at});
+                }});
+    EXPECT_EQ(given.y, own.y);
+    EXPECT_EQ(given.grads, own.grads);
+  }
 }
 
 TEST(RopeTest, ProductsDependOnDistanceOnly) {

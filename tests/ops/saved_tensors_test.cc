@@ -159,6 +159,14 @@ std::vector<Case> cases() {
          return attention(t, l.x[0].reshape({2, kRows * kWidth / 6 / 2, 6}), {.num_heads = 1});
        },
        {{{0}, {}, kNbytes + kNbytes / 3 + kNbytes / 6}}},
+      {"attention with positions",  // which are the caller's
+       [](Tape& t, Leaves& l) {
+         const Shape shape{2, kRows * kWidth / 6 / 2};
+         const Tensor at = Tensor::zeros(t.memory(), shape, DType::kI32);
+         return attention(t, l.x[0].reshape({shape.dims()[0], shape.dims()[1], 6}),
+                          {.num_heads = 1, .positions = at});
+       },
+       {{{0}, {}, kNbytes + kNbytes / 3 + kNbytes / 6 + kNbytes / 6}}},
       {"rope",
        [](Tape& t, Leaves& l) { return rope(t, l.x[0]); },
        {{{0}, {}, kNbytes}}},  // the table, as large as x

@@ -14,7 +14,8 @@
 namespace tessera::tools {
 
 /// blocks() has one for each layer, in forward order; root() encloses them and owns the rest. The
-/// batch of loss(): tokens (B, T) and targets (B, T), i32, of which -100 is masked.
+/// batch of loss(): tokens (B, T), targets (B, T), of which -100 is masked, and where documents
+/// share a row positions (B, T), which count from 0 in each; all i32. No document sees another.
 class LanguageModel : public Model {
  public:
   /// T at most.

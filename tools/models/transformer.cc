@@ -20,11 +20,13 @@ Tensor Transformer::dropped(Tape& tape, const Tensor& branch, const std::string&
 Tensor Transformer::attention(Tape& tape, std::size_t index, const Tensor& qkv,
                               const ops::AttentionShape& shape, const Pass& pass) {
   if (pass.cache != nullptr) return pass.cache->attention(tape, index, qkv, shape);
-  return ops::attention(tape, qkv, shape);
+  ops::AttentionShape of_documents = shape;
+  of_documents.positions = pass.positions;
+  return ops::attention(tape, qkv, of_documents);
 }
 
 Tensor Transformer::positions(const Pass& pass) {
-  return pass.cache != nullptr ? pass.cache->positions() : Tensor();
+  return pass.cache != nullptr ? pass.cache->positions() : pass.positions;
 }
 
 Tensor Transformer::features(Tape& tape, const Tensor& tokens, const Pass& pass) {
@@ -41,10 +43,13 @@ Tensor Transformer::features(Tape& tape, const Tensor& tokens, const Pass& pass)
 }
 
 Tensor Transformer::loss(Tape& tape, const std::vector<Tensor>& batch, const Pass& pass) {
-  require(batch.size() == 2, "[{}] expected a batch of tokens and targets, got {} tensors", where_,
-          batch.size());
+  require(batch.size() == 2 || batch.size() == 3,
+          "[{}] expected a batch of tokens, targets and, if at all, positions, got {} tensors",
+          where_, batch.size());
+  Pass of_batch = pass;
+  if (batch.size() == 3) of_batch.positions = batch[2];
   return tape.region(root_, [&] {
-    return ops::linear_cross_entropy(tape, features(tape, batch[0], pass), head(), batch[1],
+    return ops::linear_cross_entropy(tape, features(tape, batch[0], of_batch), head(), batch[1],
                                      {.is_sum = pass.is_sum});
   });
 }

@@ -20,8 +20,8 @@ class Transformer : public LanguageModel {
   std::vector<engine::Block*> blocks() override { return blocks_; }
   engine::Block* root() override { return &root_; }
 
-  /// tokens (B, T), targets (B, T) i32, -100 for those that are masked -> mean or sum of the
-  /// cross-entropies of the others, f32 scalar.
+  /// The batch of a LanguageModel -> mean or sum of the cross-entropies of the targets that are not
+  /// masked, f32 scalar.
   engine::Tensor loss(engine::Tape& tape, const std::vector<engine::Tensor>& batch,
                       const Pass& pass) override;
   std::int64_t max_tokens() const override { return max_tokens_; }
@@ -41,7 +41,8 @@ class Transformer : public LanguageModel {
   /// `branch` with dropout; `name` tells places of the model apart.
   engine::Tensor dropped(engine::Tape& tape, const engine::Tensor& branch, const std::string& name,
                          const Pass& pass) const;
-  /// ops::attention() of layer `index`, which sees the tokens of a cache, too.
+  /// ops::attention() of layer `index`, which sees the tokens of a cache, too, and of a row with
+  /// documents each by itself.
   static engine::Tensor attention(engine::Tape& tape, std::size_t index, const engine::Tensor& qkv,
                                   const ops::AttentionShape& shape, const Pass& pass);
   /// Where the tokens stand; undefined: at 0 and onwards.

@@ -341,7 +341,7 @@ TEST(Gpt, RefusesABatchThatIsNotItsOwn) {
   RandomModel model;
   EXPECT_TRUE(has(
       error_of<InvalidArgument>([&] { model.gpt.loss(model.tape, {model.tensor(kTokens)}, {}); }),
-      {"[gpt]", "tokens and targets", "1 tensors"}));
+      {"[gpt]", "tokens, targets and, if at all, positions", "1 tensors"}));
 }
 
 TEST(Gpt, StartsAsGpt2Does) {
