@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "tools/config/data_path.h"
 #include "tools/config/default_data.h"
@@ -30,6 +31,10 @@ void TokenDataConfig::add_to(FlagSet& flags) {
              .min = 0,
              .max = 1,
              .below_max = true});
+  flags.add(
+      "data.packing", &packing,
+      {.help = "a sequence holds several of the documents that data.path keeps apart, each of "
+               "which sees itself alone; false: one, and padding"});
 }
 
 std::string TokenDataConfig::resolved_path() const {
@@ -41,6 +46,23 @@ std::optional<TokenFile> TokenDataConfig::file_if_there() const {
   std::error_code ignored;
   if (resolved.empty() || !std::filesystem::exists(resolved, ignored)) return std::nullopt;
   return TokenFile(resolved, format);
+}
+
+DataFit TokenDataConfig::fit(std::int64_t vocab, const std::string& init_from) const {
+  return {.format = format, .vocab = vocab, .init_from = init_from, .packing = packing};
+}
+
+TokenDataset TokenDataConfig::dataset(const DataFit& fit, std::int64_t seq,
+                                      std::int64_t seed) const {
+  TokenFile file(resolved_path(), format);
+  check_data_fit(file, fit);
+  return {std::move(file),
+          {.seq = seq,
+           .vocab = fit.vocab,
+           .val_fraction = val_fraction,
+           .order = order,
+           .seed = static_cast<std::uint64_t>(seed),
+           .packing = packing}};
 }
 
 }  // namespace tessera::tools

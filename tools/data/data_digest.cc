@@ -27,16 +27,15 @@ void add(engine::Xxh3& sum, const ImageSet& set) {
 std::string digest_of(const TokenFile& tokens, std::int64_t most) {
   const std::int64_t count = tokens.num_tokens();
   engine::Xxh3 sum;
-  std::vector<std::int32_t> ids;
+  std::vector<std::int32_t> ids, learned;
   const auto add = [&](std::int64_t first, std::int64_t numel) {
     for (const std::int64_t end = first + numel; first < end; first += std::ssize(ids)) {
       ids.resize(static_cast<std::size_t>(std::min(kChunk, end - first)));
       constexpr std::int64_t kAnyVocab = std::numeric_limits<std::int64_t>::max();
-      tokens.read(first, kAnyVocab, ids);
+      learned.resize(ids.size());
+      tokens.read(first, kAnyVocab, ids, learned);
       sum.update(std::as_bytes(std::span(ids)));
-      if (!tokens.keeps_documents()) continue;
-      tokens.read_targets(first, kAnyVocab, ids);
-      sum.update(std::as_bytes(std::span(ids)));
+      if (tokens.keeps_documents()) sum.update(std::as_bytes(std::span(learned)));
     }
   };
   sum.update(std::as_bytes(std::span(tokens.document_ends())));

@@ -91,6 +91,10 @@ void check_ids(const TokenFile& file, std::string_view head, const DataFit& fit)
 }  // namespace
 
 void check_data_fit(const TokenFile& file, const DataFit& fit) {
+  require(!fit.packing || file.keeps_documents(),
+          "[data] expected documents to pack, got {}: a file that keeps them apart is written by "
+          "//tools:tokenize with --documents or --prompt (data.packing, {})",
+          file.format(), file.path());
   if (fit.format == TokenFormat::kBytes) return;
   const std::string head = file.head(kHeadNbytes);
   // In no format that is read here, whatever was asked for.
@@ -129,10 +133,24 @@ std::vector<std::string> data_warnings(const TokenFile& file, const DataFit& fit
       tokens, engine::with_commas(max_token))};
 }
 
+std::string sequences_text(const TokenDataset& data) {
+  const DocumentCut& cut = data.cut();
+  std::string text = fmt::format("{} sequences of {}", data.num_sequences(), data.seq());
+  if (!data.keeps_documents()) return text;
+  const auto positions = static_cast<double>(data.num_sequences() * data.seq());
+  text += data.packs()
+              ? fmt::format(" that {} documents and parts are packed into, {:.1f}% padding",
+                            engine::with_commas(cut.num_pieces),
+                            100 * (1 - static_cast<double>(cut.num_tokens) / positions))
+              : " at most";
+  return text + fmt::format("; of {} tokens {} are learned", engine::with_commas(cut.num_tokens),
+                            engine::with_commas(cut.num_targets));
+}
+
 std::vector<std::string> document_warnings(const TokenDataset& data, bool is_mean_of_means) {
   constexpr std::int64_t kManyPositions = 4;  // for each token
   if (!data.keeps_documents()) return {};
-  const TokenDataset::Cut& cut = data.cut();
+  const DocumentCut& cut = data.cut();
   std::vector<std::string> lines;
   if (cut.num_not_learned > 0) {
     lines.push_back(fmt::format(
@@ -152,9 +170,10 @@ std::vector<std::string> document_warnings(const TokenDataset& data, bool is_mea
   const std::int64_t enough = (fits ? cut.longest : cut.most) - 1;
   if (positions > kManyPositions * cut.num_tokens && enough < data.seq()) {
     lines.push_back(
-        fmt::format("{} of {} positions are padding, which takes as long as tokens do: "
+        fmt::format("{} of {} positions are padding, which takes as long as tokens do: {}"
                     "--model.seq={} is enough for {}",
                     engine::with_commas(positions - cut.num_tokens), engine::with_commas(positions),
+                    data.packs() ? "" : "--data.packing=true puts documents together, and ",
                     std::max<std::int64_t>(enough, 1),
                     fits ? "the longest document" : "nine documents of ten"));
   }

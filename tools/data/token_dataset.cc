@@ -1,8 +1,9 @@
 #include "tools/data/token_dataset.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
-#include <iterator>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,20 @@ namespace tessera::tools {
 using engine::IoError;
 using engine::require;
 
+namespace {
+
+// Tokens, targets and positions; the last may be missing.
+std::array<std::span<std::int32_t>, 3> spans_of(std::span<const engine::Tensor> host) {
+  require(host.size() == 2 || host.size() == 3,
+          "[token_dataset] expected tokens, targets and with packing positions, got {} tensors",
+          host.size());
+  std::array<std::span<std::int32_t>, 3> spans;
+  for (std::size_t i = 0; i < host.size(); ++i) spans[i] = host[i].span<std::int32_t>();
+  return spans;
+}
+
+}  // namespace
+
 TokenDataset::TokenDataset(TokenFile file, const TokenDatasetOptions& options)
     : file_(std::move(file)), options_(options) {
   constexpr std::int64_t kMax = std::int64_t{1} << 31;
@@ -24,6 +39,9 @@ TokenDataset::TokenDataset(TokenFile file, const TokenDatasetOptions& options)
   require(options_.val_fraction >= 0 && options_.val_fraction < 1,
           "[token_dataset] expected a validation fraction in [0, 1), got {}",
           options_.val_fraction);
+  require(!options_.packing || file_.keeps_documents(),
+          "[token_dataset] expected a file of documents to pack, got {} ({})", file_.format(),
+          file_.path());
   std::int64_t num_sequences = (file_.num_tokens() - 1) / options_.seq;
   if (!file_.keeps_documents()) {
     require<IoError>(num_sequences >= 1,
@@ -31,7 +49,7 @@ TokenDataset::TokenDataset(TokenFile file, const TokenDatasetOptions& options)
                      "targets, got {}: give more data or a shorter --model.seq (model.seq, {})",
                      options_.seq + 1, options_.seq, file_.num_tokens(), file_.path());
   } else {
-    cut_documents();
+    pieces_ = cut_documents(file_, options_.seq, options_.vocab, cut_);
     num_sequences = std::ssize(pieces_);
   }
   if (options_.val_fraction > 0) {
@@ -51,74 +69,26 @@ TokenDataset::TokenDataset(TokenFile file, const TokenDatasetOptions& options)
                    options_.seq, file_.path());
   max_token_ = file_.check_tokens(options_.vocab);
   if (!keeps_documents()) return;
+  cut_.num_pieces = num_train_;
   for (std::int64_t i = 0; i < num_train_; ++i) {
     cut_.num_targets += pieces_[static_cast<std::size_t>(i)].num_targets;
     cut_.num_tokens += pieces_[static_cast<std::size_t>(i)].numel;
   }
+  if (options_.packing) pack();
 }
 
-void TokenDataset::cut_documents() {
-  std::int64_t first = 0;
-  std::vector<std::int64_t> lengths;
-  for (const std::int64_t end : file_.document_ends()) {
-    lengths.push_back(end - first);
-    cut_.num_longer += end - 1 - first > options_.seq ? 1 : 0;
-    // The last token of a document is a target alone.
-    while (first + 1 < end) {
-      const std::int64_t numel = std::min(options_.seq, end - 1 - first);
-      pieces_.push_back({first, static_cast<std::int32_t>(numel), 0});
-      first += numel;
-    }
-    first = end;
-  }
-  count_targets();
-  const std::int64_t num_learned = keep_learned();
-  cut_.num_documents = std::ssize(lengths);
-  cut_.num_not_learned = cut_.num_documents - num_learned;
-  const auto most = lengths.begin() + std::ssize(lengths) * 9 / 10;
-  std::ranges::nth_element(lengths, most);
-  cut_.most = *most;
-  cut_.longest = *std::max_element(most, lengths.end());
-  require<IoError>(!pieces_.empty(),
-                   "[token_dataset] expected documents of which some token after the first is "
-                   "learned, got none ({})",
-                   file_.path());
-}
-
-// Leaves out parts of which nothing is learned. Returns of how many documents something is.
-std::int64_t TokenDataset::keep_learned() {
-  std::int64_t num_learned = 0;
-  std::vector<Piece> kept;
-  auto piece = pieces_.begin();
-  for (const std::int64_t end : file_.document_ends()) {
-    const auto begin = piece;
-    while (piece != pieces_.end() && piece->first < end) ++piece;
-    const std::size_t num_before = kept.size();
-    std::copy_if(begin, piece, std::back_inserter(kept),
-                 [](const Piece& p) { return p.num_targets > 0; });
-    if (kept.size() == num_before) continue;
-    ++num_learned;
-    cut_.num_left_out += (piece - begin) - static_cast<std::int64_t>(kept.size() - num_before);
-  }
-  pieces_ = std::move(kept);
-  return num_learned;
-}
-
-// In one pass over the file.
-void TokenDataset::count_targets() {
-  constexpr std::int64_t kChunk = 1 << 19;  // tokens read at a time
-  std::vector<std::int32_t> targets;
-  auto piece = pieces_.begin();
-  for (std::int64_t at = 0; at < file_.num_tokens(); at += std::ssize(targets)) {
-    targets.resize(static_cast<std::size_t>(std::min(kChunk, file_.num_tokens() - at)));
-    file_.read_targets(at, options_.vocab, targets);
-    for (std::size_t i = 0; i < targets.size(); ++i) {
-      const std::int64_t position = at + static_cast<std::int64_t>(i);
-      while (piece != pieces_.end() && position > piece->first + piece->numel) ++piece;
-      if (piece == pieces_.end()) return;
-      if (position > piece->first && targets[i] != kMasked) ++piece->num_targets;
-    }
-  }
+// Training's and validation's pieces apart, so that both have the documents that they have without.
+void TokenDataset::pack() {
+  const auto middle = pieces_.begin() + num_train_;
+  std::vector<Piece> train(pieces_.begin(), middle), val(middle, pieces_.end());
+  begins_ = pack_pieces(train, options_.seq);
+  num_train_ = std::ssize(begins_) - 1;
+  const std::vector<std::int64_t> val_begins = pack_pieces(val, options_.seq);
+  num_val_ = std::ssize(val_begins) - 1;
+  for (const std::int64_t begin : std::span(val_begins).subspan(1))
+    begins_.push_back(std::ssize(train) + begin);
+  pieces_ = std::move(train);
+  pieces_.insert(pieces_.end(), val.begin(), val.end());
 }
 
 std::int64_t TokenDataset::train_sequence(std::int64_t sample) const {
@@ -130,7 +100,8 @@ std::int64_t TokenDataset::train_sequence(std::int64_t sample) const {
 
 template <class SequenceOf>
 void TokenDataset::fill(std::int64_t first, std::int64_t batch, std::span<std::int32_t> tokens,
-                        std::span<std::int32_t> targets, SequenceOf sequence_of) const {
+                        std::span<std::int32_t> targets, std::span<std::int32_t> positions,
+                        SequenceOf sequence_of) const {
   require(first >= 0 && batch >= 0,
           "[token_dataset] expected sample and batch from 0 on, got {}, {}", first, batch);
   const auto seq = static_cast<std::size_t>(options_.seq);
@@ -138,14 +109,26 @@ void TokenDataset::fill(std::int64_t first, std::int64_t batch, std::span<std::i
   require(tokens.size() == numel && targets.size() == numel,
           "[token_dataset] expected room for {} x {} tokens and targets, got {} and {}", batch, seq,
           tokens.size(), targets.size());
+  require(positions.size() == (packs() ? numel : 0),
+          "[token_dataset] expected room for {} positions, got {}", packs() ? numel : 0,
+          positions.size());
   for (std::int64_t i = 0; i < batch; ++i) {
     const auto row = static_cast<std::size_t>(i) * seq;
-    read_sequence(sequence_of(first + i), tokens.subspan(row, seq), targets.subspan(row, seq));
+    read_sequence(sequence_of(first + i), tokens.subspan(row, seq), targets.subspan(row, seq),
+                  packs() ? positions.subspan(row, seq) : positions);
   }
 }
 
+std::span<const Piece> TokenDataset::pieces_of(std::int64_t sequence) const {
+  const auto i = static_cast<std::size_t>(sequence);
+  if (!packs()) return std::span(pieces_).subspan(i, 1);
+  return std::span(pieces_).subspan(static_cast<std::size_t>(begins_[i]),
+                                    static_cast<std::size_t>(begins_[i + 1] - begins_[i]));
+}
+
 void TokenDataset::read_sequence(std::int64_t i, std::span<std::int32_t> tokens,
-                                 std::span<std::int32_t> targets) const {
+                                 std::span<std::int32_t> targets,
+                                 std::span<std::int32_t> positions) const {
   if (!keeps_documents()) {
     const std::int64_t start = i * options_.seq;
     // The tokens are the targets but for the first one.
@@ -154,35 +137,67 @@ void TokenDataset::read_sequence(std::int64_t i, std::span<std::int32_t> tokens,
     std::ranges::copy(targets.first(targets.size() - 1), tokens.begin() + 1);
     return;
   }
-  const Piece& piece = pieces_[static_cast<std::size_t>(i)];
-  const auto numel = static_cast<std::size_t>(piece.numel);
-  file_.read(piece.first, options_.vocab, tokens.first(numel));
-  file_.read_targets(piece.first + 1, options_.vocab, targets.first(numel));
-  const auto num_targets = piece.numel - std::ranges::count(targets.first(numel), kMasked);
+  std::size_t at = 0;
+  const auto count_positions = [&](std::size_t numel) {
+    if (packs()) std::iota(positions.begin() + at, positions.begin() + at + numel, 0);
+  };
+  for (const Piece& piece : pieces_of(i)) {
+    const auto numel = static_cast<std::size_t>(piece.numel);
+    read_piece(piece, tokens.subspan(at, numel), targets.subspan(at, numel));
+    count_positions(numel);
+    at += numel;
+  }
+  std::ranges::fill(tokens.subspan(at), 0);
+  std::ranges::fill(targets.subspan(at), kMasked);
+  count_positions(tokens.size() - at);
+}
+
+void TokenDataset::read_piece(const Piece& piece, std::span<std::int32_t> tokens,
+                              std::span<std::int32_t> targets) const {
+  std::vector<std::int32_t> ids(tokens.size() + 1), learned(ids.size());
+  file_.read(piece.first, options_.vocab, ids, learned);
+  std::copy(ids.begin(), ids.end() - 1, tokens.begin());
+  std::copy(learned.begin() + 1, learned.end(), targets.begin());
+  const auto num_targets = piece.numel - std::ranges::count(targets, kMasked);
   require<IoError>(num_targets == piece.num_targets,
                    "[token_dataset] expected {} tokens to learn from position {} on, as when "
                    "training began, got {} ({})",
                    piece.num_targets, piece.first, num_targets, file_.path());
-  std::ranges::fill(tokens.subspan(numel), 0);
-  std::ranges::fill(targets.subspan(numel), kMasked);
 }
 
 void TokenDataset::batch(std::int64_t first_sample, std::int64_t batch,
-                         std::span<std::int32_t> tokens, std::span<std::int32_t> targets) const {
-  fill(first_sample, batch, tokens, targets,
+                         std::span<std::int32_t> tokens, std::span<std::int32_t> targets,
+                         std::span<std::int32_t> positions) const {
+  fill(first_sample, batch, tokens, targets, positions,
        [&](std::int64_t sample) { return train_sequence(sample); });
 }
 
 void TokenDataset::val_batch(std::int64_t first, std::int64_t batch, std::span<std::int32_t> tokens,
-                             std::span<std::int32_t> targets) const {
+                             std::span<std::int32_t> targets,
+                             std::span<std::int32_t> positions) const {
   require(first + batch <= num_val_,
           "[token_dataset] expected validation sequences below {}, got {} from {} on", num_val_,
           batch, first);
-  fill(first, batch, tokens, targets, [&](std::int64_t i) { return num_train_ + i; });
+  fill(first, batch, tokens, targets, positions, [&](std::int64_t i) { return num_train_ + i; });
+}
+
+void TokenDataset::batch(std::int64_t first_sample, std::int64_t batch,
+                         std::span<const engine::Tensor> host) const {
+  const auto [tokens, targets, positions] = spans_of(host);
+  this->batch(first_sample, batch, tokens, targets, positions);
+}
+
+void TokenDataset::val_batch(std::int64_t first, std::int64_t batch,
+                             std::span<const engine::Tensor> host) const {
+  const auto [tokens, targets, positions] = spans_of(host);
+  val_batch(first, batch, tokens, targets, positions);
 }
 
 std::int64_t TokenDataset::num_targets_of_sequence(std::int64_t i) const {
-  return keeps_documents() ? pieces_[static_cast<std::size_t>(i)].num_targets : options_.seq;
+  if (!keeps_documents()) return options_.seq;
+  std::int64_t sum = 0;
+  for (const Piece& piece : pieces_of(i)) sum += piece.num_targets;
+  return sum;
 }
 
 std::int64_t TokenDataset::num_targets(std::int64_t first_sample, std::int64_t batch) const {

@@ -71,6 +71,13 @@ std::string first_bytes(const engine::InputFile& file, std::int64_t offset, std:
   return head;
 }
 
+bool are_documents(const engine::InputFile& file) {
+  std::int32_t magic = 0;
+  const std::string head = first_bytes(file, 0, sizeof magic);
+  std::ranges::copy(head, reinterpret_cast<char*>(&magic));
+  return magic == kDocumentsMagic;
+}
+
 /// Opens it. Of a folder, which is none: says which files of token ids lie there.
 engine::InputFile open_tokens(std::string path) {
   std::error_code ignored;
@@ -106,10 +113,7 @@ TokenFile::TokenFile(std::string path, TokenFormat format)
     if (is_bin) {
       read_header(TokenFormat::kUInt16);
     } else {
-      std::int32_t magic = 0;
-      const std::string head = first_bytes(file_, 0, sizeof magic);
-      std::ranges::copy(head, reinterpret_cast<char*>(&magic));
-      require<IoError>(magic != kDocumentsMagic,
+      require<IoError>(!are_documents(file_),
                        "[token_file] expected documents in a file that is called .bin, got another "
                        "name ({})",
                        file_.path());
@@ -120,6 +124,11 @@ TokenFile::TokenFile(std::string path, TokenFormat format)
                      "[token_file] expected token ids from the first byte on, got the header of "
                      "{}: leave out --data.format ({})",
                      format_, file_.path());
+  } else {
+    require<IoError>(!is_bin || !are_documents(file_),
+                     "[token_file] expected bytes, got documents, whose header and marks would be "
+                     "learned as text: leave out --data.format ({})",
+                     file_.path());
   }
   const std::int64_t nbytes = file_.nbytes() - header_nbytes_;
   require<IoError>(nbytes % token_nbytes_ == 0,
@@ -214,28 +223,40 @@ void TokenFile::read_raw(std::int64_t first, std::span<T> out) const {
 }
 
 void TokenFile::read(std::int64_t first, std::int64_t vocab, std::span<std::int32_t> out) const {
-  read_masked(first, vocab, out, /*masks=*/false);
+  read_some(first, vocab, out, {});
 }
 
 void TokenFile::read_targets(std::int64_t first, std::int64_t vocab,
                              std::span<std::int32_t> out) const {
-  read_masked(first, vocab, out, /*masks=*/true);
+  read_some(first, vocab, {}, out);
 }
 
-void TokenFile::read_masked(std::int64_t first, std::int64_t vocab, std::span<std::int32_t> out,
-                            bool masks) const {
+void TokenFile::read(std::int64_t first, std::int64_t vocab, std::span<std::int32_t> tokens,
+                     std::span<std::int32_t> targets) const {
+  require(tokens.size() == targets.size(),
+          "[token_file] expected as many tokens as targets, got {} and {}", tokens.size(),
+          targets.size());
+  read_some(first, vocab, tokens, targets);
+}
+
+// Either of them may be empty.
+void TokenFile::read_some(std::int64_t first, std::int64_t vocab, std::span<std::int32_t> tokens,
+                          std::span<std::int32_t> targets) const {
   with_width([&]<class T>(T) {
-    std::vector<T> raw(out.size());
+    std::vector<T> raw(std::max(tokens.size(), targets.size()));
     read_raw<T>(first, raw);
     std::vector<bool> is_masked;
-    if (masks && keeps_documents()) {
+    if (keeps_documents() && !targets.empty()) {
       for (const T token : raw) is_masked.push_back((token & kNotLearned) != 0);
     }
     if (keeps_documents()) clear_marks<T>(raw);
     check_below<T>(raw, first, vocab, path());
-    std::ranges::transform(raw, out.begin(), [](T t) { return static_cast<std::int32_t>(t); });
+    for (const std::span<std::int32_t> out : {tokens, targets}) {
+      if (out.empty()) continue;
+      std::ranges::transform(raw, out.begin(), [](T t) { return static_cast<std::int32_t>(t); });
+    }
     for (std::size_t i = 0; i < is_masked.size(); ++i) {
-      if (is_masked[i]) out[i] = kMasked;
+      if (is_masked[i]) targets[i] = kMasked;
     }
   });
 }

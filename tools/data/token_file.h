@@ -42,7 +42,8 @@ inline constexpr std::uint32_t kNotLearned = std::uint32_t{1} << 31;
 class TokenFile {
  public:
   /// Throws IoError naming the file and what to do: unreadable, empty, header and size at odds,
-  /// half a token; with kAuto, a kind of file that holds no tokens (file_kind.h).
+  /// half a token; with kAuto, a kind of file that holds no tokens (file_kind.h); documents with
+  /// another format, which would have neither borders nor marks.
   explicit TokenFile(std::string path, TokenFormat format = TokenFormat::kAuto);
 
   const std::string& path() const { return file_.path(); }
@@ -50,8 +51,10 @@ class TokenFile {
   bool is_bytes() const { return token_nbytes_ == 1; }
   bool has_header() const { return header_nbytes_ > 0; }
   std::int64_t token_nbytes() const { return token_nbytes_; }
-  /// That so many bytes can hold.
-  std::int64_t max_possible_token() const { return (std::int64_t{1} << (8 * token_nbytes_)) - 1; }
+  /// That so many bits can hold.
+  std::int64_t max_possible_token() const {
+    return (std::int64_t{1} << (keeps_documents() ? 31 : 8 * token_nbytes_)) - 1;
+  }
   std::int64_t num_tokens() const { return num_tokens_; }
   bool keeps_documents() const { return !document_ends_.empty(); }
   /// Where each document ends, in order, the last at num_tokens(); none: the file does not say.
@@ -63,6 +66,9 @@ class TokenFile {
   void read(std::int64_t first, std::int64_t vocab, std::span<std::int32_t> out) const;
   /// As read(), with kMasked for tokens that are not learned.
   void read_targets(std::int64_t first, std::int64_t vocab, std::span<std::int32_t> out) const;
+  /// Both at once, as many of each.
+  void read(std::int64_t first, std::int64_t vocab, std::span<std::int32_t> tokens,
+            std::span<std::int32_t> targets) const;
   /// Reads the whole file once and returns its largest token; of bytes, which all are below a
   /// vocabulary of 256, max_possible_token(). Throws IoError for the first token that is not
   /// below `vocab`.
@@ -73,8 +79,8 @@ class TokenFile {
   void read_documents();
   template <class Use>
   void with_width(Use use) const;
-  void read_masked(std::int64_t first, std::int64_t vocab, std::span<std::int32_t> out,
-                   bool masks) const;
+  void read_some(std::int64_t first, std::int64_t vocab, std::span<std::int32_t> tokens,
+                 std::span<std::int32_t> targets) const;
   template <class T>
   void read_raw(std::int64_t first, std::span<T> out) const;
 

@@ -137,14 +137,7 @@ ModelConfig TransformerConfig::model_config() const {
 }
 
 TokenDataset TransformerConfig::dataset(const ModelConfig& sizes) const {
-  TokenFile file(data.resolved_path(), data.format);
-  check_data_fit(file, data_fit(sizes));
-  return {std::move(file),
-          {.seq = model.seq == 0 ? sizes.seq : model.seq,
-           .vocab = sizes.vocab,
-           .val_fraction = data.val_fraction,
-           .order = data.order,
-           .seed = static_cast<std::uint64_t>(train.seed)}};
+  return data.dataset(data_fit(sizes), model.seq == 0 ? sizes.seq : model.seq, train.seed);
 }
 
 std::vector<std::string> TransformerConfig::warnings(const TokenDataset& tokens,
@@ -167,6 +160,8 @@ void TransformerConfig::settle_loss_mean(bool keeps_documents) {
 
 std::vector<std::string> TransformerConfig::check_data_head(const ModelConfig& sizes) const {
   const std::optional<TokenFile> file = data.file_if_there();
+  require(!data.packing || !data.path.empty(),
+          "[config] expected data.path, of documents, with data.packing, got none");
   if (!file) return {};
   check_data_fit(*file, data_fit(sizes));
   return data_warnings(*file, data_fit(sizes), file->max_possible_token());

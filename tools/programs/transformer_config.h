@@ -61,7 +61,7 @@ struct TransformerConfig : TrainConfig {
   void check_files(const FlagSet& flags, const std::string& path) const;
 
  private:
-  DataFit data_fit(const ModelConfig& sizes) const { return {data.format, sizes.vocab, init_from}; }
+  DataFit data_fit(const ModelConfig& sizes) const { return data.fit(sizes.vocab, init_from); }
 
   const Families* families_;
 };

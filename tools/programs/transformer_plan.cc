@@ -21,11 +21,18 @@ std::int64_t seq_of(const TransformerConfig& config, const LanguageModel& model)
 
 TrainPlan plan_transformer(const TransformerConfig& asked, const TrainConfig& config,
                            LanguageModel& model, const PlanTarget& target, TraceWriter* trace) {
-  const engine::Shape shape{config.train.batch, seq_of(asked, model)};
-  const std::vector<BatchTensor> batch = {{"tokens", shape, engine::DType::kI32},
-                                          {"targets", shape, engine::DType::kI32}};
+  const std::vector<BatchTensor> batch =
+      token_tensors(config.train.batch, seq_of(asked, model), asked.data.packing);
   return make_plan(without_budget(config), target, model, batch, trace,
                    {validation_pass(model, batch)});
+}
+
+std::vector<BatchTensor> token_tensors(std::int64_t batch, std::int64_t seq, bool packing) {
+  std::vector<BatchTensor> tensors;
+  for (const char* name : {"tokens", "targets", "positions"})
+    tensors.push_back({name, {batch, seq}, engine::DType::kI32});
+  if (!packing) tensors.pop_back();
+  return tensors;
 }
 
 UnrecordedPass validation_pass(LanguageModel& model, std::vector<BatchTensor> tensors) {

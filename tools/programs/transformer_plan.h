@@ -1,6 +1,7 @@
 // Plans of train_transformer from its options alone: without data, memory, GPUs or ranks.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,10 @@ namespace tessera::tools {
 TrainPlan plan_transformer(const TransformerConfig& asked, const TrainConfig& config,
                            LanguageModel& model, const PlanTarget& target,
                            TraceWriter* trace = nullptr);
+
+/// Of a batch of so many sequences: tokens and targets, (batch, seq) each, and with packing
+/// positions as well.
+std::vector<BatchTensor> token_tensors(std::int64_t batch, std::int64_t seq, bool packing);
 
 /// A batch of a validation of `model`.
 UnrecordedPass validation_pass(LanguageModel& model, std::vector<BatchTensor> tensors);

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/dtype.h"
 #include "engine/error.h"
 #include "engine/io/text.h"
 #include "ops/attention.h"
@@ -49,14 +48,11 @@ class TransformerRank : public TaskRank {
 
   Trainer::Data data() override {
     const std::int64_t batch = config_.train.batch;
-    return {
-        .tensors = tensors(batch),
-        .fill =
-            [batch, &data = data_](std::int64_t first, const Batch& host) {
-              data.batch(first, batch, host[0].span<std::int32_t>(), host[1].span<std::int32_t>());
-            },
-        .num_targets =
-            [batch, &data = data_](std::int64_t first) { return data.num_targets(first, batch); }};
+    return {.tensors = tensors(batch),
+            .fill = [batch, &data = data_](std::int64_t first,
+                                           const Batch& host) { data.batch(first, batch, host); },
+            .num_targets = [batch, &data = data_](
+                               std::int64_t first) { return data.num_targets(first, batch); }};
   }
 
   // The mean over all tokens, of sequences in batches of one size.
@@ -66,10 +62,8 @@ class TransformerRank : public TaskRank {
     return [this, &trainer, num_val, batch = largest_divisor(num_val, config_.train.batch)] {
       const auto loss_of = [&](std::int64_t b) {
         const Batch sequences =
-            load_batch(trainer.tape().memory(), tensors(batch), [&](const Batch& host) {
-              data_.val_batch(b * batch, batch, host[0].span<std::int32_t>(),
-                              host[1].span<std::int32_t>());
-            });
+            load_batch(trainer.tape().memory(), tensors(batch),
+                       [&](const Batch& host) { data_.val_batch(b * batch, batch, host); });
         return model_->loss(trainer.tape(), sequences,
                             {.training = false, .is_sum = data_.keeps_documents()});
       };
@@ -109,8 +103,7 @@ class TransformerRank : public TaskRank {
 
  private:
   std::vector<BatchTensor> tensors(std::int64_t batch) const {
-    const engine::Shape shape{batch, data_.seq()};
-    return {{"tokens", shape, engine::DType::kI32}, {"targets", shape, engine::DType::kI32}};
+    return token_tensors(batch, data_.seq(), data_.packs());
   }
 
   const TransformerConfig& config_;
@@ -146,14 +139,10 @@ TransformerTask::Items TransformerTask::items() const {
 }
 
 std::string TransformerTask::summary() const {
-  return fmt::format(
-      "model: {} layers x {}, {} heads, {:.2f}M parameters; data: {}, {} sequences of {}{}",
-      model_.layers, model_.dim, model_.heads, double(model_.num_parameters()) * 1e-6,
-      engine::escaped(data_->file().path()), data_->num_sequences(), data_->seq(),
-      data_->keeps_documents() ? fmt::format(" at most; of {} tokens {} are learned",
-                                             engine::with_commas(data_->cut().num_tokens),
-                                             engine::with_commas(data_->cut().num_targets))
-                               : "");
+  return fmt::format("model: {} layers x {}, {} heads, {:.2f}M parameters; data: {}, {}",
+                     model_.layers, model_.dim, model_.heads,
+                     double(model_.num_parameters()) * 1e-6, engine::escaped(data_->file().path()),
+                     sequences_text(*data_));
 }
 
 std::vector<std::string> TransformerTask::warnings() const {

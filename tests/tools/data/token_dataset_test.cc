@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <numeric>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -342,12 +343,18 @@ TEST(Documents, AreSequencesOfTheirOwnWhoseTargetsAreWhatIsLearned) {
                                                                {{14, 15, 16, 17}, 1}}));
   const TokenFile file(path);
   EXPECT_EQ(file.format(), "documents");
+  EXPECT_EQ(file.max_possible_token(), (std::int64_t{1} << 31) - 1);  // a bit says what is learned
   EXPECT_EQ(file.document_ends(), (std::vector<std::int64_t>{7, 8, 10, 13, 17}));
   std::vector<std::int32_t> ids(4);
   file.read(1, 18, ids);
   EXPECT_EQ(ids, (std::vector{2, 3, 4, 5}));
   file.read_targets(1, 18, ids);
   EXPECT_EQ(ids, (std::vector{kNo, kNo, 4, 5}));
+  std::vector<std::int32_t> targets(4);
+  file.read(1, 18, ids, targets);
+  EXPECT_EQ(ids, (std::vector{2, 3, 4, 5}));
+  EXPECT_EQ(targets, (std::vector{kNo, kNo, 4, 5}));
+  EXPECT_THROW(file.read(1, 18, ids, std::span(targets).first(3)), InvalidArgument);
   // Of the first document two parts, of the second and the third none.
   const TokenDataset data(TokenFile(path), {.seq = 4, .vocab = 18});
   ASSERT_EQ(data.num_sequences(), 4);
@@ -430,6 +437,9 @@ TEST(Documents, RefusesFilesThatAreNotWhatTheySay) {
   }
   const std::string renamed = folder.write("a", whole);
   EXPECT_TRUE(has(error_of<IoError>([&] { TokenFile{renamed}; }), {"called .bin"}));
+  EXPECT_TRUE(has(error_of<IoError>([&] { TokenFile(folder / "a.bin", TokenFormat::kBytes); }),
+                  {"expected bytes, got documents", "leave out --data.format", "a.bin"}));
+  EXPECT_TRUE(TokenFile(renamed, TokenFormat::kBytes).is_bytes());
   const std::string path = folder.write("a.bin", whole);
   EXPECT_TRUE(has(error_of<IoError>([&] { TokenDataset(TokenFile(path), {.seq = 4, .vocab = 5}); }),
                   {"vocabulary of 5", "got 5 at position 4"}));

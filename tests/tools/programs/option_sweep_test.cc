@@ -82,6 +82,7 @@ std::map<std::string, Row> rows(const std::string& folder) {
       {"cuda.tune_gemm", {"false", kRefused, "cuda.tune_gemm on GPUs only"}},
       {"data.format", {"uint16", kRefused, "tokens of 2 bytes"}},
       {"data.order", {"sequential", kBits}},
+      {"data.packing", {"true", kRefused, "expected documents to pack, got text"}},
       {"data.path", {folder + "/other.txt", kBits}},
       {"data.val_fraction", {"0.5", kBits}},
       {"device", {"cuda", kElsewhere, "//tests/tools/train:cuda_train_test"}},

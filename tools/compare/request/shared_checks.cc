@@ -63,10 +63,10 @@ void SharedChecks::cpu(const CpuConfig& cpu) {
 void SharedChecks::data(TransformerConfig& config, const ModelConfig& model) {
   config.settle_loss_mean(
       TokenFile(config.data.resolved_path(), config.data.format).keeps_documents());
-  const std::string key =
-      fmt::format("{}\n{}\n{} {} {} {} {} {}", config.data.path, config.init_from, config.model.seq,
-                  model.seq, model.vocab, config.data.val_fraction,
-                  static_cast<int>(config.data.order), static_cast<int>(config.data.format));
+  const std::string key = fmt::format("{}\n{}\n{} {} {} {} {} {} {}", config.data.path,
+                                      config.init_from, config.model.seq, model.seq, model.vocab,
+                                      config.data.val_fraction, static_cast<int>(config.data.order),
+                                      static_cast<int>(config.data.format), config.data.packing);
   if (!data_.insert(key).second) return;
   for (const std::string& line : config.warnings(config.dataset(model), model)) {
     if (warnings_.insert(line).second) fmt::print(stderr, "warning: {}\n", line);
