@@ -6,7 +6,6 @@
 #include <charconv>
 #include <filesystem>
 #include <optional>
-#include <sstream>
 #include <system_error>
 #include <utility>
 
@@ -15,6 +14,7 @@
 #include "shard/checkpoint/agreement.h"
 #include "shard/checkpoint/load.h"
 #include "shard/checkpoint/manifest.h"
+#include "tools/config/changed_settings.h"
 
 namespace tessera::tools {
 
@@ -22,39 +22,6 @@ using engine::escaped;
 using engine::require;
 
 namespace {
-
-// What neither computes nor says who does: outputs, and the machine.
-constexpr std::string_view kNotCompared[] = {
-    "out", "plan",    "audit", "rates",         "resume",       "checkpoint", "device",
-    "cpu", "offload", "log",   "memory_budget", "memory_check", "save",       "sample"};
-// Options that changed_settings() leaves out, as resume() tells them otherwise: it compares the
-// number of ranks and the data themselves.
-constexpr std::string_view kToldOtherwise[] = {"parallel.ranks", "parallel.threads",
-                                               "parallel.cpu_ranks", "data.path"};
-
-/// "section.key" to value.
-std::map<std::string, std::string> settings_of(std::string_view toml) {
-  std::map<std::string, std::string> settings;
-  std::istringstream lines{std::string(toml)};
-  std::string section;
-  for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with('[') && line.ends_with(']')) {
-      section = line.substr(1, line.size() - 2);
-    } else if (const auto equals = line.find(" = "); equals != std::string::npos) {
-      settings[fmt::format("{}{}{}", section, section.empty() ? "" : ".", line.substr(0, equals))] =
-          line.substr(equals + 3);
-    }
-  }
-  return settings;
-}
-
-// "name=value (was other)", if `old` has another value of that name.
-void add_change(std::vector<std::string>& changes, const std::map<std::string, std::string>& old,
-                const std::string& name, const std::string& value) {
-  const auto found = old.find(name);
-  if (found == old.end() || found->second == value) return;
-  changes.push_back(fmt::format("{}={} (was {})", name, value, found->second));
-}
 
 std::int64_t integer(const std::map<std::string, std::string>& values, const std::string& key,
                      const std::string& path) {
@@ -90,18 +57,6 @@ std::vector<double> numbers(const std::string& text, const std::string& path) {
 }
 
 }  // namespace
-
-std::vector<std::string> changed_settings(std::string_view before, std::string_view now) {
-  const std::map<std::string, std::string> old = settings_of(before);
-  std::vector<std::string> changes;
-  for (const auto& [name, value] : settings_of(now)) {
-    const std::string_view section = std::string_view(name).substr(0, name.find('.'));
-    if (std::ranges::find(kNotCompared, section) != std::end(kNotCompared)) continue;
-    if (std::ranges::find(kToldOtherwise, name) != std::end(kToldOtherwise)) continue;
-    add_change(changes, old, name, value);
-  }
-  return changes;
-}
 
 RunCheckpoints::RunCheckpoints(comm::ProcessGroup& world, shard::Fsdp& fsdp,
                                shard::Optimizer& optimizer, const TrainConfig& config,
@@ -199,14 +154,15 @@ void RunCheckpoints::tell_changes(const shard::LoadedCheckpoint& loaded) const {
   if (world_.size() != loaded.ranks) {
     say(fmt::format("  changed: parallel.ranks={} (was {})", world_.size(), loaded.ranks));
   }
-  for (const std::string& line : changed_settings(text(values, "config"), identity_.config)) {
-    say("  changed: " + line);
+  const std::vector<std::string> settings =
+      changed_settings(text(values, "config"), identity_.config);
+  for (const std::string& line : settings) say("  changed: " + line);
+  if (moves_samples(settings)) {
+    say("  so a sample is another than it would have been, and until this epoch ends some data may "
+        "come twice and others not at all");
   }
-  std::vector<std::string> arithmetic;
-  const auto before = settings_of(text(values, "arithmetic"));
-  for (const auto& [name, value] : settings_of(identity_.arithmetic)) {
-    add_change(arithmetic, before, name, value);
-  }
+  const std::vector<std::string> arithmetic =
+      changed_values(text(values, "arithmetic"), identity_.arithmetic);
   for (const std::string& line : arithmetic) say("  changed: " + line);
   if (arithmetic.empty()) return;
   say("  so sums are rounded otherwise, and what follows has other bits than it would have had");

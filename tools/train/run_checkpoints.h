@@ -80,9 +80,4 @@ class RunCheckpoints {
   std::optional<std::int64_t> newest_step_;
 };
 
-/// "train.lr=0.002 (was 0.001)" of each setting that has another value in `now`, and is about what
-/// is computed or how ranks share it, but for their number and where data lie: both as
-/// FlagSet::to_toml() writes them.
-std::vector<std::string> changed_settings(std::string_view before, std::string_view now);
-
 }  // namespace tessera::tools

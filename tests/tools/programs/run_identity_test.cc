@@ -90,6 +90,16 @@ TEST(RunIdentity, ArithmeticIsToldAmongWhatHasChanged) {
                                     with("", "[data]\npath = \"b\"\norder = \"sequential\"\n"));
   EXPECT_TRUE(has(paths, {"  changed: data.order=\"sequential\" (was \"shuffle\")\n"}));
   EXPECT_EQ(paths.find("data.path"), std::string::npos) << paths;
+  const std::string moved = "so a sample is another than it would have been";
+  EXPECT_TRUE(has(paths, {moved}));
+  const std::string settings =
+      resumed(with("", "[train]\nlr = 0.1\nseed = 1\n[data]\npath = \"a\"\n"),
+              with("", "[train]\nlr = 0.2\nseed = 1\n[data]\npath = \"b\"\n"));
+  EXPECT_TRUE(has(settings, {"  changed: train.lr=0.2 (was 0.1)\n"}));
+  EXPECT_EQ(settings.find(moved), std::string::npos) << settings;
+  EXPECT_TRUE(
+      has(resumed(with("", "[data]\npacking = false\n"), with("", "[data]\npacking = true\n")),
+          {"  changed: data.packing=true (was false)\n", moved}));
 }
 
 // Programs ---------------------------------------------------------------------------------------
