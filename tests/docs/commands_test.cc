@@ -148,7 +148,8 @@ class Docs : public ::testing::Test {
   Docs() {
     std::string text;
     while (text.size() < 20000) text += "In the beginning God created the heaven and the earth.\n";
-    folder_.write("text.txt", text);
+    for (const char* name : {"text.txt", "web.txt", "code.txt", "chats.txt"})
+      folder_.write(name, text);
   }
 
   /// What the program of `command` prints, made small.
@@ -183,7 +184,8 @@ class Docs : public ::testing::Test {
       for (const char* size : {"layers", "heads"}) add(std::string("model.") + size, "2");
       for (const char* size : {"dim", "seq"}) add(std::string("model.") + size, "8");
       add("train.batch", "1");
-      add("data.path", folder_ / "text.txt");
+      if (command.line.find("--data.mix=") == std::string::npos)
+        add("data.path", folder_ / "text.txt");
       add("sample.tokens", "0");
     }
     if (name == "compare") {

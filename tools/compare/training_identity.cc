@@ -13,8 +13,11 @@
 #include "engine/io/file.h"
 #include "engine/io/text.h"
 #include "tools/compare/training_process.h"
+#include "tools/config/token_data_config.h"
 #include "tools/data/data_digest.h"
+#include "tools/data/mix_order.h"
 #include "tools/data/token_file.h"
+#include "tools/data/token_mix.h"
 #include "tools/launch/arithmetic.h"
 #include "tools/launch/cpu.h"
 #include "tools/launch/ranks.h"
@@ -45,10 +48,16 @@ std::vector<std::string> arguments_of(const Configuration& c) {
 }  // namespace
 
 std::string IdentityNow::data_digest(const Configuration& c) {
-  const std::string path = c.config.data.resolved_path();
-  std::string& digest = digests_[fmt::format("{} {}", int(c.config.data.format), path)];
-  if (digest.empty()) digest = digest_of(TokenFile(path, c.config.data.format));
-  return digest;
+  const TokenDataConfig& data = c.config.data;
+  std::vector<std::string> digests;
+  std::vector<double> weights;
+  for (const TokenSource& source : data.sources()) {
+    std::string& digest = digests_[fmt::format("{} {}", int(data.format), source.path)];
+    if (digest.empty()) digest = digest_of(TokenFile(source.path, data.format));
+    digests.push_back(digest);
+    weights.push_back(source.weight);
+  }
+  return digest_of_mix(digests, MixOrder(weights, 0).quotas());
 }
 
 std::string IdentityNow::arithmetic(const Configuration& c) {

@@ -17,7 +17,7 @@ constexpr std::string_view kNotCompared[] = {
 // Options that changed_settings() leaves out, as a run compares the number of ranks and the data
 // themselves.
 constexpr std::string_view kToldOtherwise[] = {"parallel.ranks", "parallel.threads",
-                                               "parallel.cpu_ranks", "data.path"};
+                                               "parallel.cpu_ranks", "data.path", "data.mix"};
 constexpr std::string_view kMovesSamples[] = {"data.format=",       "data.order=", "data.packing=",
                                               "data.val_fraction=", "model.seq=",  "train.seed="};
 

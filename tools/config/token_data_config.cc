@@ -1,27 +1,40 @@
 #include "tools/config/token_data_config.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <filesystem>
 #include <system_error>
 #include <utility>
 
+#include "engine/error.h"
 #include "tools/config/data_path.h"
 #include "tools/config/default_data.h"
+#include "tools/data/mix_order.h"
 
 namespace tessera::tools {
+
+using engine::require;
 
 void TokenDataConfig::add_to(FlagSet& flags) {
   flags.add("data.path", &path,
             {.help = "text file (bytes are tokens) or .bin token file of llm.c, nanoGPT or "
                      "//tools:tokenize; empty: the King James Bible"});
-  flags.add("data.format", &format,
-            EnumOption<TokenFormat>{
-                "of data.path; auto: of a .bin file what its header says or else uint16, and "
-                "bytes of any other; uint16, uint32: token ids from the first byte on, "
-                "little-endian; bytes: of whatever file",
-                {{"auto", TokenFormat::kAuto},
-                 {"bytes", TokenFormat::kBytes},
-                 {"uint16", TokenFormat::kUInt16},
-                 {"uint32", TokenFormat::kUInt32}}});
+  flags.add("data.mix", &mix,
+            {.help = "several files in place of data.path, with their shares of the training "
+                     "sequences: FILE:WEIGHT,FILE:WEIGHT,..."});
+  flags.add(
+      "data.format", &format,
+      EnumOption<TokenFormat>{
+          "of data.path or data.mix; auto: of a .bin file what its header says or else uint16, and "
+          "bytes of any other; uint16, uint32: token ids from the first byte on, "
+          "little-endian; bytes: of whatever file",
+          {{"auto", TokenFormat::kAuto},
+           {"bytes", TokenFormat::kBytes},
+           {"uint16", TokenFormat::kUInt16},
+           {"uint32", TokenFormat::kUInt32}}});
   flags.add("data.order", &order,
             EnumOption<SampleOrder>{
                 "of training sequences",
@@ -37,32 +50,112 @@ void TokenDataConfig::add_to(FlagSet& flags) {
                "which sees itself alone; false: one, and padding"});
 }
 
-std::string TokenDataConfig::resolved_path() const {
-  return data_path(path, kDefaultText, kHowToGetText);
+std::vector<TokenSource> parse_mix(const std::string& mix) {
+  std::vector<TokenSource> sources;
+  std::vector<double> weights;
+  for (std::size_t begin = 0; begin <= mix.size();) {
+    const std::size_t end = std::min(mix.find(',', begin), mix.size());
+    const std::string part = mix.substr(begin, end - begin);
+    begin = end + 1;
+    const std::size_t colon = part.rfind(':');
+    TokenSource source;
+    const char* const last = part.data() + part.size();
+    bool is_source = colon != std::string::npos && colon > 0;
+    if (is_source) {
+      source.path = resolve_user_path(part.substr(0, colon));
+      const auto [at, error] = std::from_chars(part.data() + colon + 1, last, source.weight);
+      is_source = error == std::errc() && at == last && std::isfinite(source.weight);
+    }
+    require(is_source && source.weight > 0,
+            "[config] expected FILE:WEIGHT with a weight above 0, and commas between them, got "
+            "'{}' in '{}' (data.mix)",
+            part, mix);
+    require(std::ranges::find(sources, source.path, &TokenSource::path) == sources.end(),
+            "[config] expected a file once, got {} twice (data.mix)", source.path);
+    weights.push_back(source.weight);
+    sources.push_back(std::move(source));
+  }
+  static_cast<void>(MixOrder(weights, 0));  // or throws
+  return sources;
 }
 
-std::optional<TokenFile> TokenDataConfig::file_if_there() const {
-  const std::string resolved = resolve_user_path(path);
-  std::error_code ignored;
-  if (resolved.empty() || !std::filesystem::exists(resolved, ignored)) return std::nullopt;
-  return TokenFile(resolved, format);
+std::string mix_option(const std::vector<TokenSource>& sources) {
+  std::string text;
+  for (const TokenSource& source : sources)
+    text += fmt::format("{}{}:{}", text.empty() ? "" : ",", source.path, source.weight);
+  return text;
 }
 
-DataFit TokenDataConfig::fit(std::int64_t vocab, const std::string& init_from) const {
-  return {.format = format, .vocab = vocab, .init_from = init_from, .packing = packing};
+std::vector<TokenSource> TokenDataConfig::sources() const {
+  std::vector<TokenSource> given = given_sources();
+  if (given.empty()) given.push_back({data_path("", kDefaultText, kHowToGetText)});
+  return given;
 }
 
-TokenDataset TokenDataConfig::dataset(const DataFit& fit, std::int64_t seq,
-                                      std::int64_t seed) const {
-  TokenFile file(resolved_path(), format);
-  check_data_fit(file, fit);
-  return {std::move(file),
-          {.seq = seq,
-           .vocab = fit.vocab,
-           .val_fraction = val_fraction,
-           .order = order,
-           .seed = static_cast<std::uint64_t>(seed),
-           .packing = packing}};
+std::vector<TokenSource> TokenDataConfig::given_sources() const {
+  require(path.empty() || mix.empty(),
+          "[config] expected data.path or data.mix, got both, {} and {}", path, mix);
+  if (!mix.empty()) return parse_mix(mix);
+  if (path.empty()) return {};
+  return {{resolve_user_path(path)}};
+}
+
+std::vector<TokenFile> TokenDataConfig::files_of(const std::vector<TokenSource>& sources) const {
+  std::vector<TokenFile> files;
+  for (const TokenSource& source : sources) files.emplace_back(source.path, format);
+  return files;
+}
+
+std::vector<RunFile> TokenDataConfig::run_files(const std::vector<TokenSource>& sources) const {
+  std::vector<RunFile> files;
+  for (const TokenSource& source : sources)
+    files.push_back({mix.empty() ? "data.path" : "data.mix", source.path});
+  return files;
+}
+
+std::vector<TokenFile> TokenDataConfig::files_if_there() const {
+  std::vector<TokenSource> sources = given_sources();
+  std::erase_if(sources, [](const TokenSource& source) {
+    std::error_code ignored;
+    return !std::filesystem::exists(source.path, ignored);
+  });
+  return files_of(sources);
+}
+
+std::vector<std::string> TokenDataConfig::check_heads(const DataFit& fit) const {
+  const std::vector<TokenFile> files = files_if_there();
+  const std::size_t num_given = given_sources().size();
+  require(!packing || num_given > 0,
+          "[config] expected data.path, of documents, with data.packing, got none");
+  check_mix_fit(files, fit, packing && files.size() == num_given);
+  std::vector<std::string> lines;
+  for (const TokenFile& file : files) {
+    for (std::string& line : data_warnings(file, fit, file.max_possible_token()))
+      lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
+TokenMix TokenDataConfig::dataset(const DataFit& fit, std::int64_t seq, std::int64_t seed) const {
+  const std::vector<TokenSource> all = sources();
+  std::vector<TokenFile> files = files_of(all);
+  std::vector<double> weights;
+  for (const TokenSource& source : all) weights.push_back(source.weight);
+  check_mix_fit(files, fit, packing);
+  const auto first_seed = static_cast<std::uint64_t>(seed);
+  std::vector<TokenDataset> data;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    // Sources of one size are in other orders; the first is in that which it has alone.
+    constexpr std::uint64_t kBetweenSeeds = 0x9E3779B97F4A7C15;  // odd, and far from small seeds
+    data.emplace_back(std::move(files[i]),
+                      TokenDatasetOptions{.seq = seq,
+                                          .vocab = fit.vocab,
+                                          .val_fraction = val_fraction,
+                                          .order = order,
+                                          .seed = first_seed + i * kBetweenSeeds,
+                                          .packing = packing});
+  }
+  return {std::move(data), weights, first_seed};
 }
 
 }  // namespace tessera::tools

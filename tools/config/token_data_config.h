@@ -2,33 +2,60 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "tools/cli/flags.h"
+#include "tools/cli/run_files.h"
 #include "tools/data/data_fit.h"
 #include "tools/data/token_dataset.h"
+#include "tools/data/token_file.h"
+#include "tools/data/token_mix.h"
 
 namespace tessera::tools {
 
+/// A file of a mix.
+struct TokenSource {
+  std::string path;
+  double weight = 1;
+};
+
+/// The sources of --data.mix, whose paths may begin with ~. Throws InvalidArgument naming the
+/// option for what is none: no weight, one that is not above 0, a file twice.
+std::vector<TokenSource> parse_mix(const std::string& mix);
+/// What parse_mix() reads as these.
+std::string mix_option(const std::vector<TokenSource>& sources);
+
 struct TokenDataConfig {
-  std::string path;  ///< as it was typed; empty: the text that Bazel supplies
+  std::string path;  ///< as it was typed; empty: see mix, or the text that Bazel supplies
+  std::string mix;   ///< as it was typed; empty: path alone
   TokenFormat format = TokenFormat::kAuto;
   SampleOrder order = SampleOrder::kShuffle;
   double val_fraction = 0.005;
   bool packing = false;
 
   void add_to(FlagSet& flags);
-  /// Where the file is. Throws IoError as data_path() does.
-  std::string resolved_path() const;
-  /// The file at `path`; none where that is empty or there is no such file. Throws IoError as
-  /// TokenFile does.
-  std::optional<TokenFile> file_if_there() const;
+  /// What is read, of path or mix; the text that Bazel supplies where neither is given. Throws
+  /// IoError as data_path() does, InvalidArgument for both and for a mix that is none.
+  std::vector<TokenSource> sources() const;
+  /// As sources(), but none where neither is given.
+  std::vector<TokenSource> given_sources() const;
+  /// All of these files. Throws IoError as TokenFile does.
+  std::vector<TokenFile> files_of(const std::vector<TokenSource>& sources) const;
+  /// As inputs of a run, named by their option.
+  std::vector<RunFile> run_files(const std::vector<TokenSource>& sources) const;
+  /// Of given_sources() the files that are there. Throws IoError as TokenFile does.
+  std::vector<TokenFile> files_if_there() const;
+  /// Checks what files_if_there() returns. Throws as check_mix_fit(), and InvalidArgument for
+  /// packing where no file is given.
+  std::vector<std::string> check_heads(const DataFit& fit) const;
   /// For whom the tokens are; `init_from`: see DataFit.
-  DataFit fit(std::int64_t vocab, const std::string& init_from) const;
-  /// What a model of `vocab` tokens is trained on, in sequences of `seq`. Throws IoError or
-  /// InvalidArgument as data_path(), check_data_fit() and TokenDataset do.
-  TokenDataset dataset(const DataFit& fit, std::int64_t seq, std::int64_t seed) const;
+  DataFit fit(std::int64_t vocab, const std::string& init_from) const {
+    return {format, vocab, init_from, mix.empty() ? "data.path" : "data.mix"};
+  }
+  /// What is trained on, in sequences of `seq`. Throws IoError or InvalidArgument as sources(),
+  /// check_mix_fit(), TokenDataset and TokenMix do.
+  TokenMix dataset(const DataFit& fit, std::int64_t seq, std::int64_t seed) const;
 };
 
 }  // namespace tessera::tools

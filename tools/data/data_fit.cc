@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 #include "engine/error.h"
 #include "engine/io/text.h"
@@ -57,55 +58,66 @@ std::int64_t likely_nbytes(std::string_view head, std::int64_t nbytes) {
 void check_bytes(const TokenFile& file, std::string_view head, const DataFit& fit) {
   require<IoError>(!head.starts_with("\xff\xfe") && !head.starts_with("\xfe\xff"),
                    "[data] expected text in UTF-8, got UTF-16: convert it with `iconv -f UTF-16 -t "
-                   "UTF-8`, {} (data.path, {})",
-                   kAsItIs, file.path());
+                   "UTF-8`, {} ({}, {})",
+                   kAsItIs, fit.option, file.path());
   require<IoError>(head.find('\0') == std::string_view::npos,
                    "[data] expected text, got a binary file: if it holds token ids, give "
-                   "--data.format=uint16 or uint32, {} (data.path, {})",
-                   kAsItIs, file.path());
+                   "--data.format=uint16 or uint32, {} ({}, {})",
+                   kAsItIs, fit.option, file.path());
   require<IoError>(fit.init_from.empty() || fit.vocab <= kMostOfBytes,
                    "[data] expected token ids of the model's own tokenizer, got text, whose bytes "
                    "are none of its {} tokens: tokenize it into a .bin file by `bazel run "
                    "//tools:tokenize -- --tokenizer=MODEL --out=FILE.bin TEXT`, or, if the model "
-                   "was trained on bytes, give --data.format=bytes (data.path, {}; init.from={})",
-                   fit.vocab, file.path(), fit.init_from);
+                   "was trained on bytes, give --data.format=bytes ({}, {}; init.from={})",
+                   fit.vocab, fit.option, file.path(), fit.init_from);
 }
 
 void check_ids(const TokenFile& file, std::string_view head, const DataFit& fit) {
   require<IoError>(!is_text(head),
                    "[data] expected token ids of 16 bits, got text: give --data.format=bytes, or "
-                   "name the file .txt (data.path, {})",
-                   file.path());
+                   "name the file .txt ({}, {})",
+                   fit.option, file.path());
   require<IoError>(
       likely_nbytes(head, file.token_nbytes()) == file.token_nbytes(),
       "[data] expected token ids of 16 bits, got what looks like 32: give --data.format=uint32, or "
-      "uint16 if they are of 16 (data.path, {})",
-      file.path());
+      "uint16 if they are of 16 ({}, {})",
+      fit.option, file.path());
   require<IoError>(fit.vocab <= kNumUInt16,
                    "[data] expected token ids that reach the vocabulary of {}, got 16 bits, which "
                    "end at {}: give --data.format=uint32 if that is what they are, uint16 if 16 "
-                   "bits are meant, or another --model.vocab (model.vocab, data.path, {})",
-                   fit.vocab, kNumUInt16 - 1, file.path());
+                   "bits are meant, or another --model.vocab (model.vocab, {}, {})",
+                   fit.vocab, kNumUInt16 - 1, fit.option, file.path());
 }
 
 }  // namespace
 
 void check_data_fit(const TokenFile& file, const DataFit& fit) {
-  require(!fit.packing || file.keeps_documents(),
-          "[data] expected documents to pack, got {}: a file that keeps them apart is written by "
-          "//tools:tokenize with --documents or --prompt (data.packing, {})",
-          file.format(), file.path());
   if (fit.format == TokenFormat::kBytes) return;
   const std::string head = file.head(kHeadNbytes);
   // In no format that is read here, whatever was asked for.
   require<IoError>(file.is_bytes() || fit.format == TokenFormat::kUInt16 ||
                        likely_nbytes(head, file.token_nbytes()) != 8,
                    "[data] expected token ids of 16 or 32 bits, got what looks like 64: write them "
-                   "again, with numpy as ids.astype('uint16').tofile(...) (data.path, {})",
-                   file.path());
+                   "again, with numpy as ids.astype('uint16').tofile(...) ({}, {})",
+                   fit.option, file.path());
   if (fit.format != TokenFormat::kAuto) return;
   if (file.is_bytes()) return check_bytes(file, head, fit);
   if (!file.has_header()) check_ids(file, head, fit);
+}
+
+void check_mix_fit(std::span<const TokenFile> files, const DataFit& fit, bool packing) {
+  for (const TokenFile& file : files) {
+    check_data_fit(file, fit);
+    const TokenFile& first = files.front();
+    require<IoError>(first.is_bytes() == file.is_bytes(),
+                     "[data] expected sources of one kind of tokens, got {} in {} and {} in {}: "
+                     "tokenize the text with //tools:tokenize (data.mix)",
+                     first.format(), first.path(), file.format(), file.path());
+  }
+  require(!packing || files.empty() || std::ranges::any_of(files, &TokenFile::keeps_documents),
+          "[data] expected documents to pack, got {}: a file that keeps them apart is written by "
+          "//tools:tokenize with --documents or --prompt (data.packing, {})",
+          files.empty() ? "" : files.front().format(), files.empty() ? "" : files.front().path());
 }
 
 std::vector<std::string> data_warnings(const TokenFile& file, const DataFit& fit,
@@ -147,7 +159,10 @@ std::string sequences_text(const TokenDataset& data) {
                             engine::with_commas(cut.num_targets));
 }
 
-std::vector<std::string> document_warnings(const TokenDataset& data, bool is_mean_of_means) {
+namespace {
+
+// Of data that keep documents apart.
+std::vector<std::string> document_warnings(const TokenDataset& data) {
   constexpr std::int64_t kManyPositions = 4;  // for each token
   if (!data.keeps_documents()) return {};
   const DocumentCut& cut = data.cut();
@@ -177,12 +192,43 @@ std::vector<std::string> document_warnings(const TokenDataset& data, bool is_mea
                     std::max<std::int64_t>(enough, 1),
                     fits ? "the longest document" : "nine documents of ten"));
   }
-  if (is_mean_of_means) {
-    lines.emplace_back(
+  return lines;
+}
+
+}  // namespace
+
+std::string mix_text(const TokenMix& data) {
+  std::string text;
+  const std::size_t num = data.sources().size();
+  for (std::size_t i = 0; i < num; ++i) {
+    const TokenDataset& source = data.sources()[i];
+    if (num > 1) {
+      const double share = static_cast<double>(data.quotas()[i]) / double{MixOrder::kBlock};
+      text += fmt::format("{}{:.1f}% of ", i == 0 ? "" : "; ", 100 * share);
+    }
+    text += fmt::format("{}, {}", engine::escaped(source.file().path()), sequences_text(source));
+  }
+  return text;
+}
+
+std::vector<std::string> mix_warnings(const TokenMix& data, const DataFit& fit,
+                                      bool is_mean_of_means) {
+  std::vector<std::string> all;
+  for (const TokenDataset& source : data.sources()) {
+    std::vector<std::string> lines = data_warnings(source.file(), fit, source.max_token());
+    for (std::string& line : document_warnings(source)) lines.push_back(std::move(line));
+    for (const std::string& line : lines) {
+      all.push_back(data.sources().size() == 1
+                        ? line
+                        : fmt::format("{}: {}", engine::escaped(source.file().path()), line));
+    }
+  }
+  if (data.keeps_documents() && is_mean_of_means) {
+    all.emplace_back(
         "the loss is the mean of the means of micro-batches, and not over tokens where these have "
         "unequally many to learn: --train.loss_mean=tokens is");
   }
-  return lines;
+  return all;
 }
 
 }  // namespace tessera::tools

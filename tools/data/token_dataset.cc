@@ -1,7 +1,6 @@
 #include "tools/data/token_dataset.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <numeric>
 #include <utility>
@@ -15,20 +14,6 @@ namespace tessera::tools {
 using engine::IoError;
 using engine::require;
 
-namespace {
-
-// Tokens, targets and positions; the last may be missing.
-std::array<std::span<std::int32_t>, 3> spans_of(std::span<const engine::Tensor> host) {
-  require(host.size() == 2 || host.size() == 3,
-          "[token_dataset] expected tokens, targets and with packing positions, got {} tensors",
-          host.size());
-  std::array<std::span<std::int32_t>, 3> spans;
-  for (std::size_t i = 0; i < host.size(); ++i) spans[i] = host[i].span<std::int32_t>();
-  return spans;
-}
-
-}  // namespace
-
 TokenDataset::TokenDataset(TokenFile file, const TokenDatasetOptions& options)
     : file_(std::move(file)), options_(options) {
   constexpr std::int64_t kMax = std::int64_t{1} << 31;
@@ -39,9 +24,6 @@ TokenDataset::TokenDataset(TokenFile file, const TokenDatasetOptions& options)
   require(options_.val_fraction >= 0 && options_.val_fraction < 1,
           "[token_dataset] expected a validation fraction in [0, 1), got {}",
           options_.val_fraction);
-  require(!options_.packing || file_.keeps_documents(),
-          "[token_dataset] expected a file of documents to pack, got {} ({})", file_.format(),
-          file_.path());
   std::int64_t num_sequences = (file_.num_tokens() - 1) / options_.seq;
   if (!file_.keeps_documents()) {
     require<IoError>(num_sequences >= 1,
@@ -121,7 +103,7 @@ void TokenDataset::fill(std::int64_t first, std::int64_t batch, std::span<std::i
 
 std::span<const Piece> TokenDataset::pieces_of(std::int64_t sequence) const {
   const auto i = static_cast<std::size_t>(sequence);
-  if (!packs()) return std::span(pieces_).subspan(i, 1);
+  if (begins_.empty()) return std::span(pieces_).subspan(i, 1);
   return std::span(pieces_).subspan(static_cast<std::size_t>(begins_[i]),
                                     static_cast<std::size_t>(begins_[i + 1] - begins_[i]));
 }
@@ -135,6 +117,7 @@ void TokenDataset::read_sequence(std::int64_t i, std::span<std::int32_t> tokens,
     file_.read(start, options_.vocab, tokens.first(1));
     file_.read(start + 1, options_.vocab, targets);
     std::ranges::copy(targets.first(targets.size() - 1), tokens.begin() + 1);
+    std::iota(positions.begin(), positions.end(), 0);
     return;
   }
   std::size_t at = 0;
@@ -179,18 +162,6 @@ void TokenDataset::val_batch(std::int64_t first, std::int64_t batch, std::span<s
           "[token_dataset] expected validation sequences below {}, got {} from {} on", num_val_,
           batch, first);
   fill(first, batch, tokens, targets, positions, [&](std::int64_t i) { return num_train_ + i; });
-}
-
-void TokenDataset::batch(std::int64_t first_sample, std::int64_t batch,
-                         std::span<const engine::Tensor> host) const {
-  const auto [tokens, targets, positions] = spans_of(host);
-  this->batch(first_sample, batch, tokens, targets, positions);
-}
-
-void TokenDataset::val_batch(std::int64_t first, std::int64_t batch,
-                             std::span<const engine::Tensor> host) const {
-  const auto [tokens, targets, positions] = spans_of(host);
-  val_batch(first, batch, tokens, targets, positions);
 }
 
 std::int64_t TokenDataset::num_targets_of_sequence(std::int64_t i) const {

@@ -8,7 +8,6 @@
 #include <span>
 #include <vector>
 
-#include "engine/tensor.h"
 #include "tools/data/document_pieces.h"
 #include "tools/data/token_file.h"
 
@@ -25,7 +24,8 @@ struct TokenDatasetOptions {
   double val_fraction = 0;   ///< in [0, 1): part of the sequences, at the end, kept for validation
   SampleOrder order = SampleOrder::kSequential;
   std::uint64_t seed = 0;
-  bool packing = false;  ///< of a file of documents: sequences have room for several
+  /// Sequences have room for several documents. In other files each is one document.
+  bool packing = false;
 };
 
 /// Sequence i is tokens [i * seq, i * seq + seq); its targets are the same shifted by one. Of a
@@ -39,7 +39,7 @@ class TokenDataset {
  public:
   /// Reads the whole file once to check its tokens. Throws IoError when a token is out of the
   /// vocabulary or the file holds less than a sequence for training (and, if asked for, one for
-  /// validation); InvalidArgument for options out of range, or packing without documents.
+  /// validation); InvalidArgument for options out of range.
   TokenDataset(TokenFile file, const TokenDatasetOptions& options);
 
   const TokenFile& file() const { return file_; }
@@ -59,11 +59,6 @@ class TokenDataset {
   /// Validation sequences [first, first + batch), which must exist, in the same way.
   void val_batch(std::int64_t first, std::int64_t batch, std::span<std::int32_t> tokens,
                  std::span<std::int32_t> targets, std::span<std::int32_t> positions = {}) const;
-  /// Into `host`: tokens, targets and, with packing, positions, of i32 each.
-  void batch(std::int64_t first_sample, std::int64_t batch,
-             std::span<const engine::Tensor> host) const;
-  void val_batch(std::int64_t first, std::int64_t batch,
-                 std::span<const engine::Tensor> host) const;
   /// How many targets of batch(first_sample, batch, ..) are learned; reads no file.
   std::int64_t num_targets(std::int64_t first_sample, std::int64_t batch) const;
   std::int64_t num_val_targets(std::int64_t first, std::int64_t batch) const;

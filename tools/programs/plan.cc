@@ -102,7 +102,8 @@ struct PlanConfig : TransformerConfig {
 void check_trace(const PlanConfig& config, const FlagSet& flags) {
   const RunFile trace{"log.trace", resolve_user_path(config.log.trace)};
   const std::span<const RunFile> written(&trace, 1);
-  check_files_differ(written, config.files_read(flags, resolve_user_path(config.data.path)));
+  check_files_differ(written,
+                     config.files_read(flags, config.data.run_files(config.data.given_sources())));
   check_files_differ(written, config.save.files());
   std::vector<RunFile> files = RunLog::outputs(config);
   std::erase_if(files, [&](const RunFile& f) { return f.option == trace.option; });
@@ -160,7 +161,7 @@ void run(int argc, char** argv) {
                 "--log.trace=FILE draws the planned steps, in simulated time. Takes the command "
                 "line of a training as it is: what does not change a step, such as learning rates, "
                 "samples, checkpoints and what is resumed, changes nothing here and is neither "
-                "read nor written; of --data.path, where it is there, the first bytes are read, "
+                "read nor written; of data, where they are there, the first bytes are read, "
                 "to see whether it is data for the model.");
   config.add_to(flags);
   if (!flags.parse(argc, argv, std::cout)) return;
@@ -190,8 +191,8 @@ void run(int argc, char** argv) {
   for (const std::string& line : config.check_data_head(sizes)) {
     fmt::print(config.json ? stderr : stdout, "warning: {}\n", line);
   }
-  const std::optional<TokenFile> file = config.data.file_if_there();
-  config.settle_loss_mean(file && file->keeps_documents());
+  config.settle_loss_mean(
+      std::ranges::any_of(config.data.files_if_there(), &TokenFile::keeps_documents));
   static_cast<void>(uses_graphs(config, ranks.size, target.on_gpus));  // data have a say in it
   const std::unique_ptr<LanguageModel> owned = sizes.make();
   LanguageModel& model = *owned;

@@ -82,7 +82,7 @@ void TransformerConfig::add_to(FlagSet& flags) {
       EnumOption<LossMean>{
           "what loss and gradient of a step are; tokens: the mean over all tokens that are learned "
           "in it, on all ranks; batches: the mean of the means of its micro-batches; auto: tokens "
-          "where data.path keeps documents apart, batches elsewhere",
+          "where data keep documents apart, batches elsewhere",
           {{"auto", LossMean::kAuto},
            {"batches", LossMean::kBatches},
            {"tokens", LossMean::kTokens}}});
@@ -136,17 +136,13 @@ ModelConfig TransformerConfig::model_config() const {
   return config;
 }
 
-TokenDataset TransformerConfig::dataset(const ModelConfig& sizes) const {
+TokenMix TransformerConfig::dataset(const ModelConfig& sizes) const {
   return data.dataset(data_fit(sizes), model.seq == 0 ? sizes.seq : model.seq, train.seed);
 }
 
-std::vector<std::string> TransformerConfig::warnings(const TokenDataset& tokens,
+std::vector<std::string> TransformerConfig::warnings(const TokenMix& tokens,
                                                      const ModelConfig& sizes) const {
-  std::vector<std::string> lines =
-      data_warnings(tokens.file(), data_fit(sizes), tokens.max_token());
-  for (std::string& line : document_warnings(tokens, !train.sums_losses()))
-    lines.push_back(std::move(line));
-  return lines;
+  return mix_warnings(tokens, data_fit(sizes), !train.sums_losses());
 }
 
 void TransformerConfig::settle_loss_mean(bool keeps_documents) {
@@ -159,30 +155,24 @@ void TransformerConfig::settle_loss_mean(bool keeps_documents) {
 }
 
 std::vector<std::string> TransformerConfig::check_data_head(const ModelConfig& sizes) const {
-  const std::optional<TokenFile> file = data.file_if_there();
-  require(!data.packing || !data.path.empty(),
-          "[config] expected data.path, of documents, with data.packing, got none");
-  if (!file) return {};
-  check_data_fit(*file, data_fit(sizes));
-  return data_warnings(*file, data_fit(sizes), file->max_possible_token());
+  return data.check_heads(data_fit(sizes));
 }
 
 std::vector<RunFile> TransformerConfig::files_read(const FlagSet& flags,
-                                                   const std::string& text) const {
+                                                   const std::vector<RunFile>& data) const {
   std::vector<RunFile> files = model_files(init_from);
-  if (!text.empty()) files.push_back({"data.path", text});
+  files.insert(files.end(), data.begin(), data.end());
   if (!flags.config_path().empty()) files.push_back({"config", flags.config_path()});
   return files;
 }
 
-void TransformerConfig::check_files(const FlagSet& flags, const std::string& path) const {
-  const RunFile text{"data.path", path};
-  RunLog::check_outputs(*this, flags, std::span(&text, 1));
+void TransformerConfig::check_files(const FlagSet& flags, const std::vector<RunFile>& data) const {
+  RunLog::check_outputs(*this, flags, data);
   RunLog::check_outputs(*this, flags, model_files(init_from));
   save.validate(flags);
   const std::vector<RunFile> saved = save.files();
   if (saved.empty()) return;
-  check_files_differ(saved, std::span(&text, 1));
+  check_files_differ(saved, data);
   check_files_differ(saved, RunLog::outputs(*this));
   checkpoint.check_apart(out, saved);
   const RunFile given{"config", flags.config_path()};

@@ -41,24 +41,21 @@ struct TransformerConfig : TrainConfig {
   /// which flags must fit: the same, and sequences that are no longer than its positions. Throws
   /// InvalidArgument or IoError naming the option.
   ModelConfig model_config() const;
-  /// The text to train a model of `sizes` on. Throws IoError or InvalidArgument as data_path(),
-  /// check_data_fit() and TokenDataset do.
-  TokenDataset dataset(const ModelConfig& sizes) const;
-  /// data_warnings() and document_warnings() of what dataset() has returned.
-  std::vector<std::string> warnings(const TokenDataset& tokens, const ModelConfig& sizes) const;
-  /// Checks the first bytes alone, and nothing where data.path is not given or there is no file:
-  /// for a program that plans a training of another place. Throws as check_data_fit(), returns
-  /// warnings.
+  /// What a model of `sizes` is trained on. Throws as TokenDataConfig::dataset().
+  TokenMix dataset(const ModelConfig& sizes) const;
+  /// mix_warnings() of what dataset() has returned.
+  std::vector<std::string> warnings(const TokenMix& tokens, const ModelConfig& sizes) const;
+  /// Checks the first bytes of files that are given and there: for a program that plans a training
+  /// of another place. Throws and returns warnings as TokenDataConfig::check_heads().
   std::vector<std::string> check_data_head(const ModelConfig& sizes) const;
   /// Sets train.loss_mean, for such data. Throws InvalidArgument for a memory_budget that would
   /// change what the loss is the mean of.
   void settle_loss_mean(bool keeps_documents);
-  /// What a training reads: the file at `text`, if not empty, the files of init.from, and that of
-  /// --config.
-  std::vector<RunFile> files_read(const FlagSet& flags, const std::string& text) const;
-  /// Throws InvalidArgument when an output is an input (`path`: of the text in use). But a model
-  /// may be saved to the folder it came from: by then it was read, and its files are replaced.
-  void check_files(const FlagSet& flags, const std::string& path) const;
+  /// What a training reads: `data`, the files of init.from, and that of --config.
+  std::vector<RunFile> files_read(const FlagSet& flags, const std::vector<RunFile>& data) const;
+  /// Throws InvalidArgument when an output is an input (`data`: the files in use). But a model may
+  /// be saved to the folder it came from: by then it was read, and its files are replaced.
+  void check_files(const FlagSet& flags, const std::vector<RunFile>& data) const;
 
  private:
   DataFit data_fit(const ModelConfig& sizes) const { return data.fit(sizes.vocab, init_from); }

@@ -12,6 +12,7 @@
 #include "ops/attention.h"
 #include "tools/cli/stop.h"
 #include "tools/config/replicas.h"
+#include "tools/data/data_digest.h"
 #include "tools/models/family.h"
 #include "tools/models/model_files.h"
 #include "tools/programs/attention_choice.h"
@@ -23,8 +24,8 @@ namespace {
 
 class TransformerRank : public TaskRank {
  public:
-  TransformerRank(const TransformerConfig& config, const ModelConfig& model,
-                  const TokenDataset& data, const SaveOptions& save)
+  TransformerRank(const TransformerConfig& config, const ModelConfig& model, const TokenMix& data,
+                  const SaveOptions& save)
       : config_(config), data_(data), save_(save), vocab_(model.vocab), model_(model.make()) {}
 
   Model& model() override { return *model_; }
@@ -70,9 +71,8 @@ class TransformerRank : public TaskRank {
       std::optional<std::int64_t> num_targets;  // unless all batches have as many
       if (data_.keeps_documents()) num_targets = data_.num_val_targets(0, num_val);
       const double loss = trainer.mean_loss(num_val / batch, loss_of, num_targets);
-      const std::string remark = data_.file().is_bytes()
-                                     ? fmt::format(" ({:.3f} bits per byte)", loss / std::log(2.0))
-                                     : "";
+      const std::string remark =
+          data_.is_bytes() ? fmt::format(" ({:.3f} bits per byte)", loss / std::log(2.0)) : "";
       return Trainer::Validation{loss, remark};
     };
   }
@@ -89,16 +89,16 @@ class TransformerRank : public TaskRank {
     }
     if (config_.sample_tokens == 0 || trainer.stopped_by() != 0) return "";
     std::vector<std::int32_t> prompt(1);
-    data_.file().read(0, vocab_, prompt);
+    data_.sources().front().file().read(0, vocab_, prompt);
     const std::vector<std::int32_t> sample =
         generate(trainer, *model_, prompt, config_.sample_tokens,
-                 std::min(vocab_, data_.file().max_possible_token() + 1),
+                 std::min(vocab_, data_.max_possible_token() + 1),
                  static_cast<std::uint64_t>(config_.train.seed));
     if (trainer.stopped_by() != 0 && log != nullptr) {
       log->say(fmt::format("stopped by {} while sampling", signal_name(trainer.stopped_by())));
     }
-    return data_.file().is_bytes() ? printable(sample)
-                                   : fmt::format("token ids: {}", fmt::join(sample, " "));
+    return data_.is_bytes() ? printable(sample)
+                            : fmt::format("token ids: {}", fmt::join(sample, " "));
   }
 
  private:
@@ -107,7 +107,7 @@ class TransformerRank : public TaskRank {
   }
 
   const TransformerConfig& config_;
-  const TokenDataset& data_;
+  const TokenMix& data_;
   const SaveOptions& save_;
   std::int64_t vocab_;
   std::unique_ptr<LanguageModel> model_;
@@ -126,7 +126,7 @@ void TransformerTask::prepare(const FlagSet& flags, bool on_gpus) {
   config_.check_blocks(model_.layers);
   data_.emplace(config_.dataset(model_));
   config_.settle_loss_mean(data_->keeps_documents());
-  config_.check_files(flags, data_->file().path());
+  config_.check_files(flags, config_.data.run_files(config_.data.sources()));
   if (config_.save.is_on() && !config_.plan) {
     save_ = config_.save.options(config_.init_from);
     check_can_save_model(*model_.make(), config_.save.folder(), save_);
@@ -139,10 +139,9 @@ TransformerTask::Items TransformerTask::items() const {
 }
 
 std::string TransformerTask::summary() const {
-  return fmt::format("model: {} layers x {}, {} heads, {:.2f}M parameters; data: {}, {}",
-                     model_.layers, model_.dim, model_.heads,
-                     double(model_.num_parameters()) * 1e-6, engine::escaped(data_->file().path()),
-                     sequences_text(*data_));
+  return fmt::format("model: {} layers x {}, {} heads, {:.2f}M parameters; data: {}", model_.layers,
+                     model_.dim, model_.heads, double(model_.num_parameters()) * 1e-6,
+                     mix_text(*data_));
 }
 
 std::vector<std::string> TransformerTask::warnings() const {
@@ -153,7 +152,13 @@ std::string TransformerTask::model_text() const { return to_text(model_); }
 
 std::string TransformerTask::data_text() const {
   return fmt::format("{} sequences of {} tokens from {}", data_->num_sequences(), data_->seq(),
-                     data_->file().path());
+                     data_->text());
+}
+
+std::string TransformerTask::data_digest() const {
+  std::vector<std::string> digests;
+  for (const TokenDataset& source : data_->sources()) digests.push_back(digest_of(source.file()));
+  return digest_of_mix(digests, data_->quotas());
 }
 
 std::unique_ptr<TaskRank> TransformerTask::rank() const {

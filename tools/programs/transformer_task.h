@@ -5,8 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "tools/data/data_digest.h"
-#include "tools/data/token_dataset.h"
+#include "tools/data/token_mix.h"
 #include "tools/huggingface/model_writer.h"
 #include "tools/models/family.h"
 #include "tools/programs/transformer_config.h"
@@ -27,7 +26,7 @@ class TransformerTask : public Task {
   std::vector<std::string> warnings() const override;
   std::string model_text() const override;
   std::string data_text() const override;
-  std::string data_digest() const override { return digest_of(data_->file()); }
+  std::string data_digest() const override;
   bool samples() const override { return config_.sample_tokens > 0; }
   std::unique_ptr<TaskRank> rank() const override;
   std::string closing_line(std::optional<std::int64_t> checkpoint) const override;
@@ -36,7 +35,7 @@ class TransformerTask : public Task {
   TransformerConfig config_;
   ModelConfig model_;
   SaveOptions save_;
-  std::optional<TokenDataset> data_;
+  std::optional<TokenMix> data_;
 };
 
 }  // namespace tessera::tools

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -116,6 +117,31 @@ TEST_F(DataFitTest, TextIsNoTokensAndTokensAreNoText) {
     const std::string path = folder_.write("windows.txt", mark + "a\n");
     EXPECT_TRUE(has(refused(path, {}), {"UTF-16", "iconv -f UTF-16 -t UTF-8"}));
   }
+}
+
+TEST_F(DataFitTest, SourcesOfAMixBelongTogether) {
+  const DataFit fit{.vocab = 50'257, .option = "data.mix"};
+  const auto check = [](const std::string& a, const std::string& b, const DataFit& asked) {
+    check_mix_fit(std::array{TokenFile(a), TokenFile(b)}, asked, false);
+  };
+  const auto refusal = [&](const std::string& a, const std::string& b, const DataFit& asked) {
+    return error_of<IoError>([&] { check(a, b, asked); });
+  };
+  EXPECT_NO_THROW(check(text_, text_, {}));
+  EXPECT_NO_THROW(check(gpt2_, gpt2_, fit));
+  EXPECT_TRUE(has(refusal(gpt2_, text_, fit),
+                  {"one kind of tokens, got nanoGPT uint16 in", "gpt2.bin and text in", "text.txt",
+                   "//tools:tokenize", "data.mix"}));
+  // Each of them belongs to the model as well.
+  const std::string utf16 = folder_.write("b.txt",
+                                          "\xFF\xFE"
+                                          "a");
+  EXPECT_TRUE(has(refusal(text_, utf16, fit), {"UTF-16", "(data.mix, ", "b.txt"}));
+  EXPECT_NO_THROW(check_mix_fit({}, {}, true));  // of files that are not there nothing is known
+  EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] {
+                    check_mix_fit(std::array{TokenFile(gpt2_), TokenFile(gpt2_)}, fit, true);
+                  }),
+                  {"expected documents to pack, got nanoGPT uint16", "data.packing", "gpt2.bin"}));
 }
 
 TEST_F(DataFitTest, AVocabularyFarAboveTheDataIsSaid) {

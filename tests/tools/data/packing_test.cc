@@ -11,8 +11,6 @@
 #include <vector>
 
 #include "engine/error.h"
-#include "engine/memory.h"
-#include "engine/tensor.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
 #include "tools/data/first_fit.h"
@@ -23,7 +21,6 @@ namespace tessera::tools {
 namespace {
 
 using engine::InvalidArgument;
-using engine::IoError;
 using testing::error_of;
 using testing::has;
 using testing::TempFolder;
@@ -229,39 +226,26 @@ TEST(Packing, ShufflesPacksAndDoesNotPackByTheSeed) {
   EXPECT_EQ(std::multiset<Ids>(two.begin(), two.end()), packs);
 }
 
-TEST(Packing, WritesToTheTensorsOfABatch) {
+TEST(Packing, OfAFileWithoutDocumentsASequenceIsOne) {
   const TempFolder folder;
-  const std::string path = write(folder, {{{1, 2, 3}, 0}, {{4, 5}, 0}, {{6, 7, 8}, 0}});
-  const TokenDataset data(TokenFile(path),
-                          {.seq = 3, .vocab = kVocab, .val_fraction = 0.3, .packing = true});
-  std::vector<engine::Tensor> host;
-  for (const char* name : {"tokens", "targets", "positions"})
-    host.push_back(engine::Tensor::empty(engine::Memory(), {1, 3}, engine::DType::kI32, name));
-  const auto ids = [&](std::size_t i) {
-    const auto values = host[i].span<std::int32_t>();
-    return Ids(values.begin(), values.end());
-  };
-  data.batch(0, 1, host);
-  EXPECT_EQ(ids(0), (Ids{1, 2, 4}));
-  EXPECT_EQ(ids(1), (Ids{2, 3, 5}));
-  EXPECT_EQ(ids(2), (Ids{0, 1, 0}));
-  data.val_batch(0, 1, host);
-  EXPECT_EQ(ids(0), (Ids{6, 7, 0}));
-  EXPECT_EQ(ids(1), (Ids{7, 8, kNo}));
-  EXPECT_EQ(ids(2), (Ids{0, 1, 0}));
-  host.pop_back();
-  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { data.batch(0, 1, host); }),
-                  {"room for 3 positions, got 0"}));
-  host.pop_back();
-  EXPECT_THROW(data.batch(0, 1, host), InvalidArgument);
+  const TokenDataset data(TokenFile(folder.write("a.txt", "abcdefghijk")),
+                          {.seq = 3, .packing = true});
+  const Batch batch = batch_of(data, Part::kTrain, 0, 2);
+  EXPECT_EQ(batch.tokens, (Ids{97, 98, 99, 100, 101, 102}));
+  EXPECT_EQ(batch.targets, (Ids{98, 99, 100, 101, 102, 103}));
+  EXPECT_EQ(batch.positions, (Ids{0, 1, 2, 0, 1, 2}));
 }
 
-TEST(Packing, NeedsDocuments) {
+TEST(Packing, NeedsRoomForPositions) {
   const TempFolder folder;
-  const std::string path = folder.write("a.txt", "text without documents");
-  EXPECT_TRUE(has(error_of<InvalidArgument>(
-                      [&] { TokenDataset(TokenFile(path), {.seq = 4, .packing = true}); }),
-                  {"expected a file of documents to pack, got text", "a.txt"}));
+  const std::string path = write(folder, {{{1, 2, 3}, 0}});
+  const TokenDataset packed(TokenFile(path), {.seq = 3, .vocab = kVocab, .packing = true});
+  const TokenDataset alone(TokenFile(path), {.seq = 3, .vocab = kVocab});
+  Ids tokens(3), targets(3), positions(3);
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { packed.batch(0, 1, tokens, targets); }),
+                  {"room for 3 positions, got 0"}));
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { alone.batch(0, 1, tokens, targets, positions); }),
+                  {"room for 0 positions, got 3"}));
 }
 
 }  // namespace

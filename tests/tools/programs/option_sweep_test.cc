@@ -81,6 +81,7 @@ std::map<std::string, Row> rows(const std::string& folder) {
       {"cuda.graph", {"on", kRefused, "cuda.graph=on"}},
       {"cuda.tune_gemm", {"false", kRefused, "cuda.tune_gemm on GPUs only"}},
       {"data.format", {"uint16", kRefused, "tokens of 2 bytes"}},
+      {"data.mix", {folder + "/other.txt:1", kRefused, "expected data.path or data.mix, got both"}},
       {"data.order", {"sequential", kBits}},
       {"data.packing", {"true", kRefused, "expected documents to pack, got text"}},
       {"data.path", {folder + "/other.txt", kBits}},

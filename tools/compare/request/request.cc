@@ -113,13 +113,15 @@ void check(Configuration& c, const std::string& probe, const TrainingLaunch& lau
   config.check_blocks(c.model.layers);
   checks.data(config, c.model);
   static_cast<void>(uses_graphs(config, ranks.size, c.on_gpu));  // data have a say in it
-  checks.files(config.files_read(flags, config.data.resolved_path()));
+  checks.files(config.files_read(flags, config.data.run_files(config.data.sources())));
 }
 
 // What is in force, without where it goes: the folder may be moved, and goes on from there.
 void record(Configuration& c, const std::string& launch) {
   c.config.out = "runs/train_transformer";
-  c.config.data.path = resolve_user_path(c.config.data.path);
+  TokenDataConfig& data = c.config.data;
+  data.path = resolve_user_path(data.path);
+  if (!data.mix.empty()) data.mix = mix_option(parse_mix(data.mix));
   c.config.init_from = resolve_user_path(c.config.init_from);
   FlagSet all("train_transformer", "");
   TransformerConfig copy = c.config;

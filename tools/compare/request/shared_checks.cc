@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdio>
@@ -61,12 +62,12 @@ void SharedChecks::cpu(const CpuConfig& cpu) {
 }
 
 void SharedChecks::data(TransformerConfig& config, const ModelConfig& model) {
-  config.settle_loss_mean(
-      TokenFile(config.data.resolved_path(), config.data.format).keeps_documents());
-  const std::string key = fmt::format("{}\n{}\n{} {} {} {} {} {} {}", config.data.path,
+  const std::vector<TokenFile> files = config.data.files_of(config.data.sources());
+  config.settle_loss_mean(std::ranges::any_of(files, &TokenFile::keeps_documents));
+  const TokenDataConfig& d = config.data;
+  const std::string key = fmt::format("{}\n{}\n{}\n{} {} {} {} {} {} {}", d.path, d.mix,
                                       config.init_from, config.model.seq, model.seq, model.vocab,
-                                      config.data.val_fraction, static_cast<int>(config.data.order),
-                                      static_cast<int>(config.data.format), config.data.packing);
+                                      d.val_fraction, int(d.order), int(d.format), d.packing);
   if (!data_.insert(key).second) return;
   for (const std::string& line : config.warnings(config.dataset(model), model)) {
     if (warnings_.insert(line).second) fmt::print(stderr, "warning: {}\n", line);
