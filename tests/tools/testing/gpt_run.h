@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -68,9 +69,13 @@ inline GptRun run_model(tools::TrainConfig config,
                         const tools::StepRecord& step) { run.steps[rank].push_back(step); });
     if (!init_from.empty()) tools::load_model(trainer.fsdp(), *model, init_from);
     const engine::Shape shape{config.train.batch, seq};
+    std::vector<tools::BatchTensor> tensors = {{"tokens", shape, engine::DType::kI32},
+                                               {"targets", shape, engine::DType::kI32}};
+    if (data.packs()) tensors.push_back({"positions", shape, engine::DType::kI32});
     const auto fill = [&](std::int64_t first, const tools::Batch& host) {
       data.batch(first, config.train.batch, host[0].span<std::int32_t>(),
-                 host[1].span<std::int32_t>());
+                 host[1].span<std::int32_t>(),
+                 data.packs() ? host[2].span<std::int32_t>() : std::span<std::int32_t>());
     };
     const auto loss = [&](std::int64_t first, const tools::Batch& batch) {
       const engine::Tensor value =
@@ -85,11 +90,7 @@ inline GptRun run_model(tools::TrainConfig config,
     const auto num_targets = [&](std::int64_t first) {
       return data.num_targets(first, config.train.batch);
     };
-    trainer.run({.tensors = {{"tokens", shape, engine::DType::kI32},
-                             {"targets", shape, engine::DType::kI32}},
-                 .fill = fill,
-                 .num_targets = num_targets},
-                loss, nullptr, seq);
+    trainer.run({.tensors = tensors, .fill = fill, .num_targets = num_targets}, loss, nullptr, seq);
     const std::string sha256 = trainer.params_sha256();
     std::map<std::string, std::vector<float>> parameters;
     for (const engine::Parameter* p : trainer.fsdp().parameters()) {

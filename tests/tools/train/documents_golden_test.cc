@@ -40,28 +40,32 @@ class Documents : public ::testing::Test {
     writer.write(folder_ / "documents.bin");
   }
 
-  TokenDataset data(double val_fraction = 0) const {
-    return {TokenFile(folder_ / "documents.bin"),
-            {.seq = kSeq, .vocab = 37, .val_fraction = val_fraction}};
+  TokenDataset data(bool packing = false) const {
+    return {TokenFile(folder_ / "documents.bin"), {.seq = kSeq, .vocab = 37, .packing = packing}};
   }
 
   /// The golden steps of a model, dealt to so many ranks and micro-steps.
   GptRun train(const std::string& name, std::int64_t ranks, std::int64_t accum,
                TrainConfig config) const {
+    config.train.steps = golden_.at("steps");
+    config.train.batch = kBatch / ranks / accum;
+    return train(name, ranks, accum, std::move(config), data());
+  }
+  /// As many steps as the config says, of its batch.
+  GptRun train(const std::string& name, std::int64_t ranks, std::int64_t accum, TrainConfig config,
+               const TokenDataset& data) const {
     const nlohmann::json training = golden("llama").at("training");
     const ModelConfig model = read_model_config(kRoot + "llama/" + name);
     config.device = DeviceChoice::kCpu;
     config.parallel.ranks = ranks;
-    config.train.steps = golden_.at("steps");
     config.train.accum = accum;
-    config.train.batch = kBatch / ranks / accum;
     config.train.optimizer = OptimizerKind::kSgd;
     config.train.lr = training.at("lr");
     config.train.momentum = training.at("momentum");
     config.train.schedule = ScheduleKind::kConstant;
     config.train.grad_clip = 0;
     return testing::run_model(
-        config, [&] { return model.make(); }, kSeq, data(), kRoot + "llama/" + name);
+        config, [&] { return model.make(); }, kSeq, data, kRoot + "llama/" + name);
   }
 
   const nlohmann::json golden_ = golden_documents();
@@ -95,6 +99,39 @@ TEST_F(Documents, TheirMeanHasTheBitsOfOneRankUnderEveryStrategy) {
       TrainConfig config = over_tokens();
       config.parallel.strategy = strategy;
       EXPECT_EQ(train("llama_grouped", ranks, accum, config).params_sha256, want)
+          << strategy << ", " << ranks << " ranks";
+    }
+  }
+}
+
+// Steps of all documents: what is learned of them is the same wherever they are.
+TEST_F(Documents, PackedAreLearnedAsOneInASequence) {
+  const TokenDataset alone = data(), packed = data(/*packing=*/true);
+  EXPECT_LT(packed.num_sequences(), alone.num_sequences() * 9 / 10);
+  TrainConfig config = over_tokens();
+  config.train.steps = 5;
+  for (const char* name : {"llama_grouped", "qwen2_tied"}) {
+    SCOPED_TRACE(name);
+    config.train.batch = alone.num_sequences();
+    const GptRun want = train(name, 1, 1, config, alone);
+    config.train.batch = packed.num_sequences();
+    const GptRun run = train(name, 1, 1, config, packed);
+    expect_near(run.loss, want.loss, 1e-6, "loss");
+    expect_near(run.grad_norm, want.grad_norm, 1e-5, "gradient norm");
+  }
+}
+
+TEST_F(Documents, PackedHaveTheBitsOfOneRankUnderEveryStrategy) {
+  const TokenDataset packed = data(/*packing=*/true);
+  TrainConfig config = over_tokens();
+  config.train.steps = 4;
+  config.train.batch = 1;
+  const std::string want = train("llama_grouped", 1, 6, config, packed).params_sha256;
+  for (const char* strategy : {"ddp", "zero1", "zero2", "zero3"}) {
+    for (const auto& [ranks, accum] : {std::pair{2, 3}, {3, 2}}) {
+      config.parallel.strategy = strategy;
+      config.train.recompute = ranks == 3;
+      EXPECT_EQ(train("llama_grouped", ranks, accum, config, packed).params_sha256, want)
           << strategy << ", " << ranks << " ranks";
     }
   }
