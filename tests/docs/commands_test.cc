@@ -195,10 +195,10 @@ class Docs : public ::testing::Test {
       arguments.emplace_back("--train.steps=5");
     }
     if (name == "doctor") add("self_test", "false");
-    const std::string program =
-        ((trains && name != "compare") || name == "plan" ? "tools/programs/"
-                                                         : "tools/" + name + "/") +
-        name;
+    const std::string room = (trains && name != "compare") || name == "plan" ? "programs"
+                             : name == "data"                                ? "samples"
+                                                                             : name;
+    const std::string program = "tools/" + room + "/" + name;
     fs::remove_all(folder_ / "run");
     return run_program(program, arguments, {{"BUILD_WORKING_DIRECTORY", folder_.path()}});
   }

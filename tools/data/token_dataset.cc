@@ -108,6 +108,27 @@ std::span<const Piece> TokenDataset::pieces_of(std::int64_t sequence) const {
                                     static_cast<std::size_t>(begins_[i + 1] - begins_[i]));
 }
 
+// Of any file.
+std::vector<Piece> TokenDataset::all_pieces_of(std::int64_t sequence) const {
+  if (!keeps_documents()) {
+    const auto seq = static_cast<std::int32_t>(options_.seq);
+    return {{sequence * options_.seq, seq, seq}};
+  }
+  const std::span<const Piece> pieces = pieces_of(sequence);
+  return {pieces.begin(), pieces.end()};
+}
+
+std::vector<Piece> TokenDataset::pieces(std::int64_t sample) const {
+  require(sample >= 0, "[token_dataset] expected a sample from 0 on, got {}", sample);
+  return all_pieces_of(train_sequence(sample));
+}
+
+std::vector<Piece> TokenDataset::val_pieces(std::int64_t i) const {
+  require(i >= 0 && i < num_val_, "[token_dataset] expected validation sequences below {}, got {}",
+          num_val_, i);
+  return all_pieces_of(num_train_ + i);
+}
+
 void TokenDataset::read_sequence(std::int64_t i, std::span<std::int32_t> tokens,
                                  std::span<std::int32_t> targets,
                                  std::span<std::int32_t> positions) const {

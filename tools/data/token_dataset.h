@@ -59,6 +59,11 @@ class TokenDataset {
   /// Validation sequences [first, first + batch), which must exist, in the same way.
   void val_batch(std::int64_t first, std::int64_t batch, std::span<std::int32_t> tokens,
                  std::span<std::int32_t> targets, std::span<std::int32_t> positions = {}) const;
+  /// What a sample of the training order is made of, in order: documents or parts of one; of a file
+  /// without documents one piece. Reads no file.
+  std::vector<Piece> pieces(std::int64_t sample) const;
+  /// Of a validation sequence, which must exist.
+  std::vector<Piece> val_pieces(std::int64_t i) const;
   /// How many targets of batch(first_sample, batch, ..) are learned; reads no file.
   std::int64_t num_targets(std::int64_t first_sample, std::int64_t batch) const;
   std::int64_t num_val_targets(std::int64_t first, std::int64_t batch) const;
@@ -66,6 +71,7 @@ class TokenDataset {
  private:
   void pack();
   std::span<const Piece> pieces_of(std::int64_t sequence) const;
+  std::vector<Piece> all_pieces_of(std::int64_t sequence) const;
   void read_sequence(std::int64_t i, std::span<std::int32_t> tokens,
                      std::span<std::int32_t> targets, std::span<std::int32_t> positions) const;
   void read_piece(const Piece& piece, std::span<std::int32_t> tokens,

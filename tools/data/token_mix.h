@@ -47,12 +47,12 @@ class TokenMix {
   std::int64_t num_targets(std::int64_t first_sample, std::int64_t batch) const;
   std::int64_t num_val_targets(std::int64_t first, std::int64_t batch) const;
 
-  /// Of which source a sample is.
+  /// Of which source a sample is, and which one there.
   MixOrder::Place place(std::int64_t sample) const { return order_.place(sample); }
-
- private:
+  /// Of a validation sequence.
   MixOrder::Place val_place(std::int64_t i) const;
 
+ private:
   std::vector<TokenDataset> sources_;
   MixOrder order_;
 };
