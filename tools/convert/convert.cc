@@ -25,7 +25,7 @@
 #include "tools/huggingface/kept_files.h"
 #include "tools/huggingface/model_writer.h"
 #include "tools/models/family.h"
-#include "tools/models/model_files.h"
+#include "tools/weights/model_files.h"
 
 namespace tessera::tools {
 namespace {

@@ -30,8 +30,8 @@
 #include "tools/io/jsonl.h"
 #include "tools/launch/cpu_wishes.h"
 #include "tools/models/family.h"
-#include "tools/models/model_files.h"
 #include "tools/tokenizer/tokenizer.h"
+#include "tools/weights/model_files.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,7 +1,6 @@
 #include "tools/programs/transformer_config.h"
 
 #include <optional>
-#include <set>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -17,15 +16,6 @@ using engine::IoError;
 using engine::require;
 
 namespace {
-
-// Whose errors name the option.
-ModelConfig config_to_start_from(const std::string& folder, const Families& families) {
-  try {
-    return read_model_config(resolve_user_path(folder), families);
-  } catch (const IoError& e) {
-    engine::fail<IoError>("{} (init.from={})", e.what(), folder);
-  }
-}
 
 // Of the model in `folder`; none without one.
 std::vector<RunFile> model_files(const std::string& folder) {
@@ -48,30 +38,7 @@ TransformerConfig::TransformerConfig(const Families& families) : families_(&fami
 }
 
 void TransformerConfig::add_to(FlagSet& flags) {
-  flags.add("model.preset", &model.preset,
-            {.help = "sizes of the model", .choices = preset_names(*families_)});
-  const auto size = [&](const std::string& name, std::int64_t* field, const std::string& help) {
-    flags.add(name, field,
-              {.help = help + "; 0: as model.preset or init.from says", .min = 0, .max = 1 << 24});
-  };
-  size("model.layers", &model.layers, "transformer blocks");
-  size("model.heads", &model.heads, "attention heads; most models divide model.dim by them");
-  size("model.dim", &model.dim, "width");
-  size("model.seq", &model.seq, "tokens of a sequence");
-  size("model.vocab", &model.vocab, "tokens of the vocabulary");
-  std::set<std::string> added;
-  for (const ModelFamily* family : *families_) {
-    for (const ModelFamily::Number& number : family->numbers()) {
-      if (number.help.empty() || !added.insert(number.name).second) continue;
-      size("model." + number.name, &model.numbers[number.name], number.help);
-    }
-  }
-  flags.add("model.dropout", &model.dropout,
-            {.help = "of embeddings and residual branches",
-             .min = 0,
-             .max = 1,
-             .below_max = true,
-             .is_f32 = true});
+  model.add_to(flags, *families_);
   flags.add("init.from", &init_from,
             {.help = "folder of a Hugging Face " + titles(*families_) +
                      " model to start from: sizes and weights (safetensors of F32, F16 or BF16)"});
@@ -100,37 +67,7 @@ void TransformerConfig::add_to(FlagSet& flags) {
 }
 
 ModelConfig TransformerConfig::model_config() const {
-  const bool from_file = !init_from.empty();
-  require(!from_file || model.preset == ModelFlags().preset,
-          "[init.from] expected sizes from {} alone, got model.preset={} as well", init_from,
-          model.preset);
-  ModelConfig config = from_file ? config_to_start_from(init_from, *families_)
-                                 : preset_config(model.preset, *families_);
-  const auto apply = [&](std::string_view name, std::int64_t flag, auto& field) {
-    if (flag == 0) return;
-    require(!from_file || flag == field, "[init.from] expected model.{} of {} as in {}, got {}",
-            name, field, init_from, flag);
-    field = flag;
-  };
-  apply("layers", model.layers, config.layers);
-  apply("heads", model.heads, config.heads);
-  apply("dim", model.dim, config.dim);
-  apply("vocab", model.vocab, config.vocab);
-  if (from_file) {
-    require(model.seq <= config.seq,
-            "[init.from] expected model.seq of at most {} as in {}, got {}", config.seq, init_from,
-            model.seq);
-  } else {
-    apply("seq", model.seq, config.seq);
-  }
-  for (const auto& [name, flag] : model.numbers) {
-    const auto number = config.numbers.find(name);
-    require(flag == 0 || number != config.numbers.end(),
-            "[config] expected model.{} of a model that has it, got it for one of {}", name,
-            config.family->title());
-    if (flag != 0) apply(name, flag, number->second);
-  }
-  config.dropout = model.dropout;
+  ModelConfig config = model.config(init_from, *families_);
   config.cuda_attention = cuda_attention;
   static_cast<void>(config.make());  // or throws
   return config;

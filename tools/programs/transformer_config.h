@@ -2,12 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "ops/attention.h"
 #include "tools/cli/run_files.h"
+#include "tools/config/model_flags.h"
 #include "tools/config/save_config.h"
 #include "tools/config/token_data_config.h"
 #include "tools/config/train_config.h"
@@ -15,14 +15,6 @@
 #include "tools/models/family.h"
 
 namespace tessera::tools {
-
-struct ModelFlags {
-  std::string preset = "small";
-  // 0: as the preset, or the model that init.from names, says.
-  std::int64_t layers = 0, heads = 0, dim = 0, seq = 0, vocab = 0;
-  std::map<std::string, std::int64_t> numbers = {};  ///< of families alone, by name
-  double dropout = 0;
-};
 
 struct TransformerConfig : TrainConfig {
   ModelFlags model;
@@ -37,9 +29,7 @@ struct TransformerConfig : TrainConfig {
   /// `families`: whose models can be trained; they outlive this.
   explicit TransformerConfig(const Families& families);
   void add_to(FlagSet& flags);
-  /// The model's sizes: the preset, overridden by flags, or those of the folder to start from,
-  /// which flags must fit: the same, and sequences that are no longer than its positions. Throws
-  /// InvalidArgument or IoError naming the option.
+  /// As ModelFlags::config(), with a run's choices.
   ModelConfig model_config() const;
   /// What a model of `sizes` is trained on. Throws as TokenDataConfig::dataset().
   TokenMix dataset(const ModelConfig& sizes) const;

@@ -14,10 +14,10 @@
 #include "tools/config/replicas.h"
 #include "tools/data/data_digest.h"
 #include "tools/models/family.h"
-#include "tools/models/model_files.h"
 #include "tools/programs/attention_choice.h"
 #include "tools/programs/transformer_plan.h"
 #include "tools/train/generate.h"
+#include "tools/weights/model_files.h"
 
 namespace tessera::tools {
 namespace {

@@ -23,8 +23,8 @@
 #include "tests/tools/tokenizer/small_tokenizer.h"
 #include "tools/generate/sampler.h"
 #include "tools/models/family.h"
-#include "tools/models/model_files.h"
 #include "tools/tokenizer/tokenizer.h"
+#include "tools/weights/model_files.h"
 
 namespace tessera::tools {
 namespace {

@@ -22,7 +22,7 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
 #include "tools/huggingface/gpt2_files.h"
-#include "tools/models/model_files.h"
+#include "tools/weights/model_files.h"
 
 namespace tessera::tools {
 namespace {

@@ -23,7 +23,7 @@
 #include "tests/testing/json.h"
 #include "tools/models/family.h"
 #include "tools/models/language_model.h"
-#include "tools/models/model_files.h"
+#include "tools/weights/model_files.h"
 
 namespace tessera::tools {
 namespace {

@@ -21,10 +21,10 @@
 #include "tools/data/token_dataset.h"
 #include "tools/launch/ranks.h"
 #include "tools/models/gpt.h"
-#include "tools/models/model_files.h"
 #include "tools/probe/probe.h"
 #include "tools/report/step_record.h"
 #include "tools/train/trainer.h"
+#include "tools/weights/model_files.h"
 
 namespace tessera::testing {
 

@@ -1,4 +1,4 @@
-#include "tools/models/model_files.h"
+#include "tools/weights/model_files.h"
 
 #include <algorithm>
 #include <cstddef>
