@@ -114,10 +114,11 @@ class Finetune : public ::testing::Test {
 // With texts, or with questions and answers.
 TEST_F(Finetune, EveryCommandOfThePageRunsInItsOrder) {
   const std::vector<std::string> all = commands();
-  ASSERT_EQ(all.size(), 5u);
+  ASSERT_EQ(all.size(), 8u);
   for (const std::string left_out : {" --prompt=question ", " --field=text "}) {
     fs::remove_all(folder_ / "run");
     fs::remove_all(folder_ / "tuned");
+    for (const char* of_lora : {"lora", "adapter", "merged"}) fs::remove_all(folder_ / of_lora);
     int num_run = 0;
     for (const std::string& command : all) {
       if (command.find(left_out) != std::string::npos) continue;
@@ -125,9 +126,11 @@ TEST_F(Finetune, EveryCommandOfThePageRunsInItsOrder) {
       ASSERT_EQ(outcome.exit_code, 0) << command << "\n" << outcome.err;
       ++num_run;
     }
-    EXPECT_EQ(num_run, 4);
+    EXPECT_EQ(num_run, 7);
   }
   EXPECT_EQ(folder_.read("tuned/tokenizer.json"), folder_.read("model/tokenizer.json"));
+  EXPECT_EQ(folder_.read("merged/tokenizer.json"), folder_.read("model/tokenizer.json"));
+  EXPECT_NE(folder_.read("merged/model.safetensors"), folder_.read("model/model.safetensors"));
   EXPECT_NE(folder_.read("tuned/model.safetensors"), folder_.read("model/model.safetensors"));
   EXPECT_EQ(parse_json(folder_.read("tuned/config.json")),
             parse_json(folder_.read("model/config.json")));

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "engine/error.h"
+#include "tools/huggingface/adapter_files.h"
 #include "tools/huggingface/config_file.h"
 #include "tools/huggingface/kept_files.h"
 #include "tools/huggingface/model_index.h"
@@ -13,7 +14,8 @@ void SaveConfig::add_to(FlagSet& flags, std::string_view titles) {
   flags.add("save.final", &final,
             {.help = fmt::format(
                  "folder to save the trained model to, in the Hugging Face {} layout; with "
-                 "init.from also the files of its tokenizer, and what its config.json says more",
+                 "init.from also the files of its tokenizer, and what its config.json says more. "
+                 "Of adapters (lora.rank) they alone are saved, in PEFT's layout",
                  titles)});
   flags.add("save.shard_gib", &shard_gib,
             {.help = "GiB of weights in a file of save.final at most; a larger model is saved in "
@@ -29,9 +31,13 @@ void SaveConfig::validate(const FlagSet& flags) const {
 
 std::string SaveConfig::folder() const { return resolve_user_path(final); }
 
-std::vector<RunFile> SaveConfig::files() const {
+std::vector<RunFile> SaveConfig::files(bool of_adapters) const {
   if (!is_on()) return {};
   const std::string there = folder();
+  if (of_adapters) {
+    return {{"save.final", there + "/" + kAdapterConfig},
+            {"save.final", there + "/" + kAdapterWeights}};
+  }
   return {{"save.final", there + "/config.json"},
           {"save.final", there + "/" + kReplacedConfig},
           {"save.final", there + "/model.safetensors"},

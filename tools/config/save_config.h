@@ -22,8 +22,8 @@ struct SaveConfig {
   /// Throws InvalidArgument for what would have no effect. `flags` tells which were asked for.
   void validate(const FlagSet& flags) const;
   std::string folder() const;
-  /// What is written; none if nothing is saved.
-  std::vector<RunFile> files() const;
+  /// What is written, of a model or of its adapters alone; none if nothing is saved.
+  std::vector<RunFile> files(bool of_adapters = false) const;
   /// How to save a model that began from the folder `init_from`, as it was typed; empty: none.
   SaveOptions options(const std::string& init_from) const;
 };

@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <iostream>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -22,9 +24,11 @@
 #include "tools/cli/flags.h"
 #include "tools/cli/main.h"
 #include "tools/convert/newest_checkpoint.h"
+#include "tools/huggingface/adapter_files.h"
 #include "tools/huggingface/kept_files.h"
 #include "tools/huggingface/model_writer.h"
 #include "tools/models/family.h"
+#include "tools/weights/adapter_files.h"
 #include "tools/weights/model_files.h"
 
 namespace tessera::tools {
@@ -62,42 +66,107 @@ auto reading(const F& fn) {
   }
 }
 
-// One parameter at a time.
-void to_model(const std::string& from, const std::string& to, const SaveOptions& options,
-              const std::string& base) {
-  const auto opened = reading([&] { return std::make_unique<shard::CheckpointReader>(from); });
-  shard::CheckpointReader& reader = *opened;
-  reading([&] {
-    for (std::size_t f = 0; f < reader.manifest().files.size(); ++f) reader.check_header(f);
-  });
-  const auto& values = reader.manifest().values;
-  const auto text = values.find("model");
-  const ModelConfig config = parse_model_text(text == values.end() ? "{}" : text->second, from);
+// A checkpoint that was opened, and the model that it is of.
+struct Checkpoint {
+  explicit Checkpoint(const std::string& from) {
+    reader = reading([&] { return std::make_unique<shard::CheckpointReader>(from); });
+    reading([&] {
+      for (std::size_t f = 0; f < reader->manifest().files.size(); ++f) reader->check_header(f);
+    });
+    const auto& values = reader->manifest().values;
+    const auto text = values.find("model");
+    config = parse_model_text(text == values.end() ? "{}" : text->second, from);
+    model = config.make();
+    for (const engine::Parameter* p : parameters_of(*model)) {
+      const shard::CheckpointTensor* const t = reader->find("parameter", p->name);
+      require<IoError>(t != nullptr && t->numel() == p->shape.numel(),
+                       "[convert] expected a parameter of shape {}, got {} ({}, {})", p->shape,
+                       t == nullptr ? "none" : "another", p->name, from);
+    }
+  }
+  void read(const engine::Parameter& p, std::span<float> values) const {
+    reading([&] { reader->read(*reader->find("parameter", p.name), 0, values); });
+  }
+
+  std::unique_ptr<shard::CheckpointReader> reader;
+  ModelConfig config;
+  std::unique_ptr<LanguageModel> model;
+};
+
+void check_base(const ModelConfig& config, const std::string& base, const std::string& from) {
+  ModelConfig whole = config;
+  whole.lora = {};
   require<IoError>(
-      base.empty() || to_text(read_model_config(base)) == to_text(config),
+      base.empty() || to_text(read_model_config(base)) == to_text(whole),
       "[convert] expected the model of the checkpoint in base, {}, got another ({}, {})",
-      to_text(config), base, from);
-  const auto model = config.make();
+      to_text(whole), base, from);
+}
+
+// One parameter at a time. Of a model with adapters what they add is added.
+void to_model(const Checkpoint& checkpoint, const std::string& to, const SaveOptions& options) {
+  const auto read = [&](const engine::Parameter& p, std::span<float> values) {
+    checkpoint.read(p, values);
+  };
+  std::optional<LoraDelta> delta;
+  if (checkpoint.config.lora.is_on())
+    delta.emplace(*checkpoint.model, checkpoint.config.lora, read);
+  ModelConfig whole = checkpoint.config;
+  whole.lora = {};
+  const auto model = whole.make();
   std::vector<engine::Parameter*> parameters = parameters_of(*model);
   std::ranges::sort(parameters, {}, [](const engine::Parameter* p) { return p->name; });
-  std::int64_t numel = 0;
-  for (const engine::Parameter* p : parameters) {
-    numel += p->shape.numel();
-    const shard::CheckpointTensor* const t = reader.find("parameter", p->name);
-    require<IoError>(t != nullptr && t->numel() == p->shape.numel(),
-                     "[convert] expected a parameter of shape {}, got {} ({}, {})", p->shape,
-                     t == nullptr ? "none" : "another", p->name, from);
-  }
+  Progress progress("parameters", whole.num_parameters());
   const std::unique_ptr<ModelWriter> writer = model_writer(*model, to, parameters, options);
-  Progress progress("parameters", numel);
   for (const engine::Parameter* p : parameters) {
     std::vector<float> values(static_cast<std::size_t>(p->shape.numel()));
-    reading([&] { reader.read(*reader.find("parameter", p->name), 0, values); });
+    read(*p, values);
+    if (delta) add_delta(*delta, *model, *p, values);
     write_parameter(*writer, *model, *p, values);
     progress.done(std::ssize(values));
   }
   writer->finish();
-  fmt::print("model of step {} in {}\n", reader.manifest().step, engine::escaped(to));
+}
+
+void from_checkpoint(const std::string& from, const std::string& to, const SaveOptions& options,
+                     const std::string& base, bool merge) {
+  const Checkpoint checkpoint(from);
+  check_base(checkpoint.config, base, from);
+  const bool has_adapters = checkpoint.config.lora.is_on();
+  require(has_adapters || !merge,
+          "[convert] expected a checkpoint with adapters to merge, got one without (merge, {})",
+          from);
+  const bool are_adapters = has_adapters && !merge;
+  if (are_adapters) {
+    require(!base.empty(),
+            "[convert] expected --base with adapters, the model that they are for, or --merge, got "
+            "neither (base, {})",
+            from);
+    write_adapters(
+        *checkpoint.model, checkpoint.config.lora, to, base,
+        [&](const engine::Parameter& p, std::span<float> values) { checkpoint.read(p, values); });
+  } else {
+    to_model(checkpoint, to, options);
+  }
+  fmt::print("{} of step {} in {}\n", are_adapters ? "adapters" : "model",
+             checkpoint.reader->manifest().step, engine::escaped(to));
+}
+
+// Adapters, added to the weights of the model `base`; empty: that which they name.
+void merge_adapters(const std::string& from, const std::string& to, std::string base,
+                    double shard_gib) {
+  if (base.empty()) base = read_adapter_config(from).base;
+  require<IoError>(!base.empty(),
+                   "[convert] expected --base, as adapter_config.json names no model, got none "
+                   "(base, {})",
+                   from);
+  const ModelConfig config = read_model_config(base);
+  const auto model = config.make();
+  Progress progress("parameters", config.num_parameters());
+  merge_model(*model, base, LoraDelta(from, config), to,
+              {.shard_nbytes = shard_nbytes_of(shard_gib), .kept = read_kept_files(base)},
+              [&](std::int64_t numel) { progress.done(numel); });
+  fmt::print("model in {}: {} with the adapters of {}\n", engine::escaped(to),
+             engine::escaped(base), engine::escaped(from));
 }
 
 // Through one rank, which holds the whole model.
@@ -121,18 +190,24 @@ void to_checkpoint(const std::string& from, const std::string& to) {
 void run(int argc, char** argv) {
   std::string from, to, base;
   double shard_gib = 46;
+  bool merge = false;
   FlagSet flags("convert",
                 "A checkpoint of train_transformer to a model folder as Hugging Face has them, or "
-                "the other way round.");
+                "the other way round; low-rank adapters to a whole model.");
   flags.add(
       "from", &from,
       {.help = "folder: a checkpoint, one of checkpoints, of which the newest that verifies, or "
                "a " +
-               titles() + " model of Hugging Face"});
+               titles() + " model of Hugging Face; with merge also adapters of PEFT"});
   flags.add("to", &to, {.help = "folder to write the other one to, made if need be"});
   flags.add("base", &base,
             {.help = "folder of the model that training began with: the files of its tokenizer, "
-                     "and what its config.json says more, are kept; empty: none"});
+                     "and what its config.json says more, are kept; empty: none, or the model that "
+                     "adapters name"});
+  flags.add(
+      "merge", &merge,
+      {.help = "of adapters, or a checkpoint that has some: adds them to the weights of their "
+               "model. Without it such a checkpoint becomes adapters of PEFT"});
   flags.add("shard_gib", &shard_gib,
             {.help = "GiB of weights in a file of a model at most; a larger model is written in "
                      "shards with an index; 0: one file of any size",
@@ -145,22 +220,26 @@ void run(int argc, char** argv) {
   to = resolve_user_path(to);
   require<IoError>(!has_checkpoint(to),
                    "[convert] expected a folder without checkpoints, got {} (to)", to);
+  if (!base.empty()) base = resolve_user_path(base);
   if (has_checkpoint(from)) {
-    if (!base.empty()) base = resolve_user_path(base);
     const SaveOptions options{.shard_nbytes = shard_nbytes_of(shard_gib),
                               .kept = read_kept_files(base)};
     return read_newest(
-        from, [&](const std::string& checkpoint) { to_model(checkpoint, to, options, base); },
+        from, [&](const std::string& path) { from_checkpoint(path, to, options, base, merge); },
         [](std::string_view line) {
           fmt::print(stderr, "warning: {}\n", engine::escaped_lines(line));
         });
+  }
+  if (has_adapter_config(from)) {
+    require(merge, "[convert] expected --merge of adapters, got none (merge, {})", from);
+    return merge_adapters(from, to, base, shard_gib);
   }
   std::error_code ignored;
   require<IoError>(std::filesystem::exists(from + "/config.json", ignored),
                    "[convert] expected a folder with manifest.json, step_N or config.json, got "
                    "another ({})",
                    from);
-  for (const char* flag : {"base", "shard_gib"}) {
+  for (const char* flag : {"base", "merge", "shard_gib"}) {
     require(!flags.is_given(flag), "[convert] expected a checkpoint with --{}, got a model ({})",
             flag, from);
   }

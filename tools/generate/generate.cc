@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <iostream>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,6 +32,7 @@
 #include "tools/launch/cpu_wishes.h"
 #include "tools/models/family.h"
 #include "tools/tokenizer/tokenizer.h"
+#include "tools/weights/adapter_files.h"
 #include "tools/weights/model_files.h"
 
 namespace tessera::tools {
@@ -39,7 +41,7 @@ namespace {
 using engine::require;
 
 struct Config {
-  std::string from, prompt, prompts;
+  std::string from, adapter, prompt, prompts;
   std::int64_t tokens = 100, ranks = 1;
   bool json = false;
   Sampling sampling;
@@ -49,6 +51,9 @@ struct Config {
               {.help = "folder of a " + titles() +
                        " model of Hugging Face, with its tokenizer: config.json, safetensors, "
                        "tokenizer.json"});
+    flags.add("adapter", &adapter,
+              {.help = "folder of low-rank adapters in PEFT's layout, which are added to the "
+                       "model's weights; empty: none"});
     flags.add("prompt", &prompt, {.help = "text to go on with; may be given several times"});
     flags.add("prompts", &prompts, {.help = "file of such texts, one in each line"});
     flags.add("tokens", &tokens,
@@ -198,6 +203,8 @@ void run(int argc, char** argv) {
   choose_cpu_by_environment();
   const std::string from = resolve_user_path(config.from);
   const ModelConfig model_config = read_model_config(from);
+  std::optional<LoraDelta> delta;
+  if (!config.adapter.empty()) delta.emplace(resolve_user_path(config.adapter), model_config);
   const Tokenizer tokenizer = Tokenizer::read(from);
   const std::vector<Prompt> prompts =
       read_prompts(config, std::move(words.prompts), tokenizer, model_config);
@@ -217,7 +224,7 @@ void run(int argc, char** argv) {
     for (engine::Parameter* p : parameters_of(*model)) p->init = engine::Init::zeros();
     shard::Fsdp fsdp(world, memory, tape.stream(), model->blocks(), model->root(),
                      {.placement = shard::Placement::preset("zero3")});
-    load_model(fsdp, *model, from);
+    load_model(fsdp, *model, from, delta ? &*delta : nullptr);
     fsdp.keep_gathered([&] {
       bool is_read = true;
       for (auto i = static_cast<std::size_t>(world.rank()); is_read && i < prompts.size();

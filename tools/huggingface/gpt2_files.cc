@@ -60,6 +60,7 @@ ModelLayout gpt2_layout() {
           .title = "GPT-2",
           .config_key = "n_embd",
           .may_be_unnamed = true,
+          .is_in_out = true,
           .prefix = "transformer.",
           .embedding = "wte.weight",
           .is_ignored = is_mask_buffer};

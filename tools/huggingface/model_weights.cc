@@ -50,6 +50,14 @@ ModelWeights::ModelWeights(const std::string& folder, ModelLayout layout)
   check_copies();
 }
 
+ModelWeights ModelWeights::of_file(const std::string& path, ModelLayout layout) {
+  ModelWeights weights(std::move(layout));
+  weights.folder_ = path;
+  weights.files_.reserve(1);
+  weights.add_file(path);
+  return weights;
+}
+
 // Each shard that we save has the text of its model's config.json.
 void ModelWeights::check_copies() const {
   const auto copy_in = [](const engine::SafetensorsFile& file) {

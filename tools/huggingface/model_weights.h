@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/io/safetensors.h"
@@ -20,7 +21,8 @@ struct ModelLayout {
   std::string config_key;  ///< that every config.json of the family has: "n_embd"
   /// Whether a config.json without model_type may be of this family: as long as it has config_key.
   bool may_be_unnamed = false;
-  std::string prefix;  ///< which names may have and, but for `head`, get in what is written
+  bool is_in_out = false;  ///< matrices are (in, out), not (out, in)
+  std::string prefix;      ///< which names may have and, but for `head`, get in what is written
   std::string head = "lm_head.weight";  ///< the output matrix
   std::string embedding;  ///< what `head` must equal where files have it; empty: `head` is a weight
   /// Whether a tensor is one that older versions saved, and nobody needs. Null: none is.
@@ -33,6 +35,8 @@ class ModelWeights {
   /// Validates all headers. Throws IoError naming file and tensor, and for shards that were saved
   /// with different models.
   ModelWeights(const std::string& folder, ModelLayout layout);
+  /// Of the one file at `path`, whose tensors are called as `layout` says. Throws as above.
+  static ModelWeights of_file(const std::string& path, ModelLayout layout);
 
   /// Throws one IoError that lists every difference with its file and tensor: missing, unexpected,
   /// or of another shape or dtype.
@@ -46,6 +50,7 @@ class ModelWeights {
   std::span<const float> lookup(const engine::TensorSpec& tensor);
 
  private:
+  explicit ModelWeights(ModelLayout layout) : layout_(std::move(layout)) {}
   struct Place {
     std::size_t file;
     const engine::TensorInfo* info;

@@ -24,6 +24,8 @@ struct Size {
   const char* name;
   std::int64_t ModelConfig::*field;
 };
+constexpr const char *kLoraRank = "lora_rank", *kLoraAlpha = "lora_alpha",
+                     *kLoraTargets = "lora_targets", *kLoraRs = "lora_rslora";
 constexpr Size kSizes[] = {{"layers", &ModelConfig::layers},
                            {"heads", &ModelConfig::heads},
                            {"dim", &ModelConfig::dim},
@@ -38,12 +40,24 @@ const ModelFamily* find_family(const std::string& name, const Families& families
 
 }  // namespace
 
-std::unique_ptr<LanguageModel> ModelConfig::make() const { return family->make(*this); }
+std::unique_ptr<LanguageModel> ModelConfig::make() const {
+  std::unique_ptr<LanguageModel> model = family->make(*this);
+  if (lora.is_on()) model->add_lora(lora);
+  return model;
+}
 
 std::int64_t ModelConfig::num_parameters() const {
   std::int64_t numel = 0;
   const auto model = make();
   for (const engine::Parameter* p : parameters_of(*model)) numel += p->shape.numel();
+  return numel;
+}
+
+std::int64_t ModelConfig::num_trained() const {
+  std::int64_t numel = 0;
+  const auto model = make();
+  for (const engine::Parameter* p : parameters_of(*model))
+    numel += p->trainable ? p->shape.numel() : 0;
   return numel;
 }
 
@@ -108,6 +122,12 @@ std::string to_text(const ModelConfig& config) {
       record.add(number.name, value);
     }
   }
+  if (config.lora.is_on()) {
+    record.add(kLoraRank, config.lora.rank);
+    record.add(kLoraAlpha, config.lora.alpha);
+    record.add(kLoraTargets, std::string_view(engine::join(config.lora.targets, ",")));
+    if (config.lora.use_rslora) record.add(kLoraRs, std::int64_t{1});
+  }
   return record.text();
 }
 
@@ -130,6 +150,16 @@ ModelConfig parse_model_text(std::string_view text, std::string_view path, const
   for (const Size& size : kSizes) config.*size.field = number(size.name, true);
   for (const ModelFamily::Number& own : config.family->numbers()) {
     config.numbers[own.name] = number(own.name, !own.help.empty());
+  }
+  if (all.contains(kLoraRank)) {
+    config.lora.rank = number(kLoraRank, true);
+    config.lora.alpha = number(kLoraAlpha, false);
+    config.lora.use_rslora = all.contains(kLoraRs);
+    const auto targets = all.find(kLoraTargets);
+    require<IoError>(targets != all.end() && targets->is_string(),
+                     "[model] expected a text as {}, got {} ({})", kLoraTargets,
+                     engine::excerpt(text), path);
+    config.lora.targets = parse_lora_targets(targets->get<std::string>());
   }
   try {
     static_cast<void>(config.make());

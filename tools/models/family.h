@@ -12,6 +12,7 @@
 
 #include "ops/attention.h"
 #include "tools/models/language_model.h"
+#include "tools/models/lora.h"
 
 namespace tessera::tools {
 
@@ -26,13 +27,17 @@ struct ModelConfig {
   std::int64_t seq = 0;                        ///< longest sequence
   std::int64_t vocab = 0;                      ///< V
   std::map<std::string, double> numbers = {};  ///< the family's own, all of ModelFamily::numbers()
+  LoraOptions lora = {};                       ///< adapters; off: all is trained
   // A run's choices, of which texts of checkpoints say nothing.
   double dropout = 0;
   ops::CudaAttention cuda_attention = ops::CudaAttention::kAuto;
 
   /// Throws InvalidArgument naming what is out of range, or what the family does not have.
   std::unique_ptr<LanguageModel> make() const;
+  /// Those of the model, and how many of them are trained, which adapters alone are where there
+  /// are some.
   std::int64_t num_parameters() const;
+  std::int64_t num_trained() const;
   /// Throws InvalidArgument unless this one of `numbers` is a whole number in [0, 2^24].
   std::int64_t whole(const std::string& number) const;
   /// As LanguageModel::train_flops().

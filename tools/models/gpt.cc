@@ -9,6 +9,7 @@
 #include "ops/add.h"
 #include "ops/attention.h"
 #include "ops/embedding.h"
+#include "ops/gelu.h"
 #include "ops/layernorm.h"
 #include "ops/linear.h"
 #include "tools/huggingface/gpt2_files.h"
@@ -62,6 +63,9 @@ const std::vector<std::string>& gpt_preset_names() {
 }
 
 namespace {
+
+constexpr std::string_view kAttn = "attn.c_attn", kAttnProj = "attn.c_proj", kFc = "mlp.c_fc",
+                           kProj = "mlp.c_proj";
 
 Parameter parameter(std::string name, const Shape& shape, Init init) {
   return {.name = std::move(name), .shape = shape, .init = init};
@@ -120,14 +124,25 @@ Gpt::~Gpt() = default;
 Tensor Gpt::layer_forward(Tape& tape, std::size_t index, const Tensor& x, const Pass& pass) {
   Layer& l = *layers_[index];
   const auto eps = static_cast<float>(config_.norm_eps);
-  Tensor h = ops::layernorm(tape, x, l.ln_1_weight, &l.ln_1_bias, eps);
-  h = ops::linear(tape, h, l.attn_weight, &l.attn_bias);  // (B, T, 3C)
+  const Tensor normed = ops::layernorm(tape, x, l.ln_1_weight, &l.ln_1_bias, eps);
+  Tensor h = ops::linear(tape, normed, l.attn_weight, &l.attn_bias);  // (B, T, 3C)
+  h = adapted(tape, index, {kAttn}, normed, h, pass);
   h = attention(tape, index, h, {.num_heads = config_.heads, .cuda = config_.cuda_attention}, pass);
-  h = ops::linear(tape, h, l.attn_proj_weight, &l.attn_proj_bias);
+  h = adapted(tape, index, {kAttnProj}, h,
+              ops::linear(tape, h, l.attn_proj_weight, &l.attn_proj_bias), pass);
   h = dropped(tape, h, l.name + ".attn.drop", pass);
   const ops::NormOfSum mid = ops::add_layernorm(tape, x, h, l.ln_2_weight, &l.ln_2_bias, eps);
-  h = ops::gelu_mlp(tape, mid.y, l.fc_weight, l.fc_bias, l.proj_weight, &l.proj_bias);
+  h = mlp(tape, index, mid.y, pass);
   return ops::add(tape, mid.sum, dropped(tape, h, l.name + ".mlp.drop", pass));
+}
+
+Tensor Gpt::mlp(Tape& tape, std::size_t index, const Tensor& x, const Pass& pass) {
+  Layer& l = *layers_[index];
+  if (!has_adapter({kFc, kProj}))
+    return ops::gelu_mlp(tape, x, l.fc_weight, l.fc_bias, l.proj_weight, &l.proj_bias);
+  Tensor h = adapted(tape, index, {kFc}, x, ops::linear(tape, x, l.fc_weight, &l.fc_bias), pass);
+  h = ops::gelu(tape, h);
+  return adapted(tape, index, {kProj}, h, ops::linear(tape, h, l.proj_weight, &l.proj_bias), pass);
 }
 
 Tensor Gpt::embed(Tape& tape, const Tensor& tokens, const Pass& pass) {
@@ -147,7 +162,16 @@ double Gpt::train_flops(std::int64_t tokens) const {
   const double linear = 24 * t * c * c;  // C x 3C, C x C, C x 4C, 4C x C
   const double attention = 4 * c * t * (t + 1) / 2;
   const double head = 2 * t * c * static_cast<double>(config_.vocab);
-  return 3 * (static_cast<double>(config_.layers) * (linear + attention) + head);
+  const auto layers = static_cast<double>(config_.layers);
+  return train_flops_of(tokens, layers * linear, layers * attention, head);
+}
+
+std::vector<LinearModule> Gpt::linear_modules() const {
+  const std::int64_t dim = config_.dim;
+  return {{std::string(kAttn), 3 * dim, dim, true},
+          {std::string(kAttnProj), dim, dim},
+          {std::string(kFc), 4 * dim, dim},
+          {std::string(kProj), dim, 4 * dim}};
 }
 
 ModelLayout Gpt::layout() const { return gpt2_layout(); }

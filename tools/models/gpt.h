@@ -46,6 +46,7 @@ class Gpt : public Transformer {
 
   const GptConfig& config() const { return config_; }
   double train_flops(std::int64_t tokens) const override;
+  std::vector<LinearModule> linear_modules() const override;
   ModelLayout layout() const override;
   /// Attention has no dropout here, so what is saved has none.
   std::string config_text() const override;
@@ -56,6 +57,8 @@ class Gpt : public Transformer {
   engine::Tensor embed(engine::Tape& tape, const engine::Tensor& tokens, const Pass& pass) override;
   engine::Tensor layer_forward(engine::Tape& tape, std::size_t index, const engine::Tensor& x,
                                const Pass& pass) override;
+  engine::Tensor mlp(engine::Tape& tape, std::size_t index, const engine::Tensor& x,
+                     const Pass& pass);
   engine::Tensor last_norm(engine::Tape& tape, const engine::Tensor& x) override;
   engine::Parameter& head() override { return wte_; }
 

@@ -25,6 +25,9 @@ using engine::Tensor;
 
 namespace {
 
+constexpr std::string_view kQkv = "attention.query_key_value", kOut = "attention.dense",
+                           kUp = "mlp.dense_h_to_4h", kDown = "mlp.dense_4h_to_h";
+
 // The config, if it is in range.
 const GptNeoxFileConfig& checked(const GptNeoxFileConfig& c) {
   const auto in_range = [](std::int64_t value, std::int64_t max, const char* name) {
@@ -126,12 +129,11 @@ Tensor GptNeox::embed(Tape& tape, const Tensor& tokens, const Pass&) {
 
 // Files have the queries, keys and values of one head after those of another, ops::attention() all
 // queries first.
-Tensor GptNeox::attention_branch(Tape& tape, std::size_t index, const Tensor& x,
-                                 const Pass& pass) const {
+Tensor GptNeox::attention_branch(Tape& tape, std::size_t index, const Tensor& x, const Pass& pass) {
   Layer& l = *layers_[index];
   const std::int64_t B = x.dim(0), T = x.dim(1), H = config_.heads, D = config_.head_dim();
   const std::int64_t turned = config_.rotary_dims();
-  Tensor h = l.qkv(tape, x).reshape({B, T, H, 3, D});
+  Tensor h = adapted(tape, index, {kQkv}, x, l.qkv(tape, x), pass).reshape({B, T, H, 3, D});
   h = ops::permute(tape, h, {0, 1, 3, 2, 4}).reshape({B, T, 3 * H, D});
   std::vector<Tensor> parts = {h};
   if (turned < D) parts = ops::split(tape, h, 3, {turned, D - turned});
@@ -144,15 +146,19 @@ Tensor GptNeox::attention_branch(Tape& tape, std::size_t index, const Tensor& x,
   h = turned < D ? ops::concat(tape, parts, 3) : parts[0];
   h = attention(tape, index, h.reshape({B, T, 3 * H * D}),
                 {.num_heads = H, .cuda = cuda_attention_}, pass);
-  return l.out(tape, h);
+  return adapted(tape, index, {kOut}, h, l.out(tape, h), pass);
 }
 
-Tensor GptNeox::mlp(Tape& tape, Layer& l, const Tensor& x) const {
-  if (config_.tanh_gelu) {
+Tensor GptNeox::mlp(Tape& tape, std::size_t index, const Tensor& x, const Pass& pass) {
+  Layer& l = *layers_[index];
+  if (config_.tanh_gelu && !has_adapter({kUp, kDown})) {
     return ops::gelu_mlp(tape, x, l.up.weight, *l.up.bias, l.down.weight, &*l.down.bias,
                          ops::WeightLayout::kOutIn);
   }
-  return l.down(tape, ops::gelu(tape, l.up(tape, x), ops::GeluKind::kErf));
+  const Tensor up = adapted(tape, index, {kUp}, x, l.up(tape, x), pass);
+  const Tensor h =
+      ops::gelu(tape, up, config_.tanh_gelu ? ops::GeluKind::kTanh : ops::GeluKind::kErf);
+  return adapted(tape, index, {kDown}, h, l.down(tape, h), pass);
 }
 
 Tensor GptNeox::layer_forward(Tape& tape, std::size_t index, const Tensor& x, const Pass& pass) {
@@ -162,7 +168,7 @@ Tensor GptNeox::layer_forward(Tape& tape, std::size_t index, const Tensor& x, co
       tape, index, ops::layernorm(tape, x, l.input_norm.weight, &l.input_norm.bias, eps), pass);
   a = dropped(tape, a, l.name + ".attn.drop", pass);
   const auto mlp_of = [&](const Tensor& normed) {
-    return dropped(tape, mlp(tape, l, normed), l.name + ".mlp.drop", pass);
+    return dropped(tape, mlp(tape, index, normed, pass), l.name + ".mlp.drop", pass);
   };
   if (!config_.parallel) {
     const ops::NormOfSum mid =
@@ -182,7 +188,16 @@ double GptNeox::train_flops(std::int64_t tokens) const {
   const double of_row = dim * (4 * dim + 2 * static_cast<double>(config_.mlp_dim));
   const double attention = 4 * dim * t * (t + 1) / 2;
   const double head = 2 * t * dim * static_cast<double>(config_.vocab);
-  return 3 * (static_cast<double>(config_.layers) * (2 * t * of_row + attention) + head);
+  const auto layers = static_cast<double>(config_.layers);
+  return train_flops_of(tokens, layers * 2 * t * of_row, layers * attention, head);
+}
+
+std::vector<LinearModule> GptNeox::linear_modules() const {
+  const std::int64_t dim = config_.dim, mlp_dim = config_.mlp_dim;
+  return {{std::string(kQkv), 3 * dim, dim, true},
+          {std::string(kOut), dim, dim},
+          {std::string(kUp), mlp_dim, dim},
+          {std::string(kDown), dim, mlp_dim}};
 }
 
 ModelLayout GptNeox::layout() const { return gpt_neox_layout(config_.tied); }

@@ -27,6 +27,7 @@ class GptNeox : public Transformer {
   ~GptNeox() override;
 
   double train_flops(std::int64_t tokens) const override;
+  std::vector<LinearModule> linear_modules() const override;
   ModelLayout layout() const override;
   std::string config_text() const override;
 
@@ -40,8 +41,9 @@ class GptNeox : public Transformer {
   engine::Parameter& head() override { return head_ ? *head_ : embedding_; }
 
   engine::Tensor attention_branch(engine::Tape& tape, std::size_t index, const engine::Tensor& x,
-                                  const Pass& pass) const;
-  engine::Tensor mlp(engine::Tape& tape, Layer& layer, const engine::Tensor& x) const;
+                                  const Pass& pass);
+  engine::Tensor mlp(engine::Tape& tape, std::size_t index, const engine::Tensor& x,
+                     const Pass& pass);
 
   GptNeoxFileConfig config_;
   ops::CudaAttention cuda_attention_;

@@ -9,6 +9,7 @@
 #include "engine/tape.h"
 #include "tools/huggingface/model_weights.h"
 #include "tools/models/key_value_cache.h"
+#include "tools/models/lora.h"
 #include "tools/models/model.h"
 
 namespace tessera::tools {
@@ -30,6 +31,15 @@ class LanguageModel : public Model {
   /// in all.
   virtual engine::Tensor next_token_logits(engine::Tape& tape, const engine::Tensor& tokens,
                                            KeyValueCache& cache) = 0;
+
+  // Low-rank adapters.
+
+  /// Those of a layer, which are the same in each; none: adapters cannot be added.
+  virtual std::vector<LinearModule> linear_modules() const { return {}; }
+  /// Freezes all parameters and adds adapters, which alone are trained: before anything wraps the
+  /// model, once. Throws InvalidArgument naming what is out of range, or for a model without
+  /// linear_modules().
+  virtual void add_lora(const LoraOptions& options);
 
   // Files, in the layout of Hugging Face.
 

@@ -28,6 +28,9 @@ using engine::TensorSpec;
 namespace {
 
 constexpr const char* kQkv = ".self_attn.qkv_proj";
+constexpr std::string_view kQ = "self_attn.q_proj", kK = "self_attn.k_proj",
+                           kV = "self_attn.v_proj", kO = "self_attn.o_proj",
+                           kGate = "mlp.gate_proj", kUp = "mlp.up_proj", kDown = "mlp.down_proj";
 
 std::int64_t qkv_dim(const LlamaFileConfig& c) { return (c.heads + 2 * c.kv_heads) * c.head_dim; }
 
@@ -132,7 +135,9 @@ Tensor Llama::layer_forward(Tape& tape, std::size_t index, const Tensor& x, cons
   Layer& l = *layers_[index];
   const LlamaFileConfig& c = config_.sizes;
   const auto eps = static_cast<float>(c.norm_eps);
-  Tensor h = l.qkv(tape, ops::rmsnorm(tape, x, l.input_norm, eps));  // (B, T, (H + 2 KV) D)
+  const Tensor normed = ops::rmsnorm(tape, x, l.input_norm, eps);
+  Tensor h = l.qkv(tape, normed);  // (B, T, (H + 2 KV) D)
+  h = adapted(tape, index, {kQ, kK, kV}, normed, h, pass);
   if (c.has_qk_norms()) {
     const std::int64_t B = x.dim(0), T = x.dim(1), D = c.head_dim;
     const auto parts = ops::split(tape, h.reshape({B, T, c.heads + 2 * c.kv_heads, D}), 2,
@@ -144,9 +149,13 @@ Tensor Llama::layer_forward(Tape& tape, std::size_t index, const Tensor& x, cons
   h = attention(tape, index, ops::rope(tape, h, rotation(c, positions(pass))),
                 {.num_heads = c.heads, .num_kv_heads = c.kv_heads, .cuda = config_.cuda_attention},
                 pass);
-  h = dropped(tape, l.out(tape, h), l.name + ".attn.drop", pass);
+  h = adapted(tape, index, {kO}, h, l.out(tape, h), pass);
+  h = dropped(tape, h, l.name + ".attn.drop", pass);
   const ops::NormOfSum mid = ops::add_rmsnorm(tape, x, h, l.mlp_norm, eps);
-  h = l.down(tape, ops::swiglu(tape, l.gate(tape, mid.y), l.up(tape, mid.y)));
+  const Tensor gate = adapted(tape, index, {kGate}, mid.y, l.gate(tape, mid.y), pass);
+  const Tensor up = adapted(tape, index, {kUp}, mid.y, l.up(tape, mid.y), pass);
+  h = ops::swiglu(tape, gate, up);
+  h = adapted(tape, index, {kDown}, h, l.down(tape, h), pass);
   return ops::add(tape, mid.sum, dropped(tape, h, l.name + ".mlp.drop", pass));
 }
 
@@ -166,7 +175,17 @@ double Llama::train_flops(std::int64_t tokens) const {
       dim * (static_cast<double>(qkv_dim(c)) + heads_dim + 3 * static_cast<double>(c.mlp_dim));
   const double attention = 4 * heads_dim * t * (t + 1) / 2;
   const double head = 2 * t * dim * static_cast<double>(c.vocab);
-  return 3 * (static_cast<double>(c.layers) * (2 * t * of_row + attention) + head);
+  const auto layers = static_cast<double>(c.layers);
+  return train_flops_of(tokens, layers * 2 * t * of_row, layers * attention, head);
+}
+
+std::vector<LinearModule> Llama::linear_modules() const {
+  const LlamaFileConfig& c = config_.sizes;
+  const std::int64_t kv = c.kv_heads * c.head_dim, heads = c.heads * c.head_dim;
+  return {{std::string(kQ), heads, c.dim, true},  {std::string(kK), kv, c.dim},
+          {std::string(kV), kv, c.dim, true},     {std::string(kO), c.dim, heads},
+          {std::string(kGate), c.mlp_dim, c.dim}, {std::string(kUp), c.mlp_dim, c.dim},
+          {std::string(kDown), c.dim, c.mlp_dim}};
 }
 
 ModelLayout Llama::layout() const { return llama_layout(config_.sizes.kind, config_.sizes.tied); }

@@ -38,6 +38,7 @@ class Llama : public Transformer {
   ~Llama() override;
 
   double train_flops(std::int64_t tokens) const override;
+  std::vector<LinearModule> linear_modules() const override;
   ModelLayout layout() const override;
   std::string config_text() const override;
   /// Queries, keys and values are three.

@@ -29,6 +29,24 @@ Tensor Transformer::positions(const Pass& pass) {
   return pass.cache != nullptr ? pass.cache->positions() : pass.positions;
 }
 
+void Transformer::add_lora(const LoraOptions& options) {
+  require(!lora_, "[{}] expected to get adapters once, got more", where_);
+  for (engine::Parameter* p : parameters_of(*this)) p->trainable = false;
+  lora_.emplace(options, linear_modules(), blocks_);
+}
+
+Tensor Transformer::adapted(Tape& tape, std::size_t index,
+                            std::initializer_list<std::string_view> modules, const Tensor& x,
+                            const Tensor& y, const Pass& pass) {
+  return lora_ ? lora_->add_to(tape, index, modules, x, y, pass) : y;
+}
+
+double Transformer::train_flops_of(std::int64_t tokens, double linears, double attention,
+                                   double head) const {
+  if (!lora_) return 3 * (linears + attention + head);
+  return 2 * (linears + head) + 3 * attention + lora_->train_flops(tokens);
+}
+
 Tensor Transformer::features(Tape& tape, const Tensor& tokens, const Pass& pass) {
   const std::int64_t before = pass.cache != nullptr ? pass.cache->num_tokens() : 0;
   require(tokens.shape().rank() == 2 && tokens.dim(1) <= max_tokens_ - before,

@@ -4,12 +4,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/tape.h"
 #include "ops/attention.h"
 #include "tools/models/language_model.h"
+#include "tools/models/lora.h"
 
 namespace tessera::tools {
 
@@ -28,6 +32,7 @@ class Transformer : public LanguageModel {
   engine::Tensor next_token_logits(engine::Tape& tape, const engine::Tensor& tokens) override;
   engine::Tensor next_token_logits(engine::Tape& tape, const engine::Tensor& tokens,
                                    KeyValueCache& cache) override;
+  void add_lora(const LoraOptions& options) override;
 
  protected:
   /// `where`: what errors begin with, "gpt".
@@ -47,6 +52,16 @@ class Transformer : public LanguageModel {
                                   const ops::AttentionShape& shape, const Pass& pass);
   /// Where the tokens stand; undefined: at 0 and onwards.
   static engine::Tensor positions(const Pass& pass);
+  /// y of `modules` of layer `index` with what their adapters add: Lora::add_to().
+  engine::Tensor adapted(engine::Tape& tape, std::size_t index,
+                         std::initializer_list<std::string_view> modules, const engine::Tensor& x,
+                         const engine::Tensor& y, const Pass& pass);
+  bool has_adapter(std::initializer_list<std::string_view> modules) const {
+    return lora_ && lora_->has(modules);
+  }
+  /// train_flops() of operations of a forward: those of `linears` of layers, of attention, and of
+  /// the head. What is frozen has no gradient, so that its backward is one product and not two.
+  double train_flops_of(std::int64_t tokens, double linears, double attention, double head) const;
 
  private:
   /// tokens (B, T) -> x (B, T, C)
@@ -66,6 +81,7 @@ class Transformer : public LanguageModel {
   double dropout_;
   engine::Block root_{"root"};
   std::vector<engine::Block*> blocks_;
+  std::optional<Lora> lora_;
 };
 
 }  // namespace tessera::tools

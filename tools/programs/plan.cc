@@ -104,7 +104,7 @@ void check_trace(const PlanConfig& config, const FlagSet& flags) {
   const std::span<const RunFile> written(&trace, 1);
   check_files_differ(written,
                      config.files_read(flags, config.data.run_files(config.data.given_sources())));
-  check_files_differ(written, config.save.files());
+  check_files_differ(written, config.save.files(config.lora.is_on()));
   std::vector<RunFile> files = RunLog::outputs(config);
   std::erase_if(files, [&](const RunFile& f) { return f.option == trace.option; });
   check_files_differ(written, files);

@@ -42,6 +42,7 @@ void TransformerConfig::add_to(FlagSet& flags) {
   flags.add("init.from", &init_from,
             {.help = "folder of a Hugging Face " + titles(*families_) +
                      " model to start from: sizes and weights (safetensors of F32, F16 or BF16)"});
+  lora.add_to(flags);
   save.add_to(flags, titles(*families_));
   data.add_to(flags);
   flags.add(
@@ -69,6 +70,7 @@ void TransformerConfig::add_to(FlagSet& flags) {
 ModelConfig TransformerConfig::model_config() const {
   ModelConfig config = model.config(init_from, *families_);
   config.cuda_attention = cuda_attention;
+  config.lora = lora.options(config);
   static_cast<void>(config.make());  // or throws
   return config;
 }
@@ -98,6 +100,7 @@ std::vector<std::string> TransformerConfig::check_data_head(const ModelConfig& s
 std::vector<RunFile> TransformerConfig::files_read(const FlagSet& flags,
                                                    const std::vector<RunFile>& data) const {
   std::vector<RunFile> files = model_files(init_from);
+  for (RunFile& file : lora.files_read()) files.push_back(std::move(file));
   files.insert(files.end(), data.begin(), data.end());
   if (!flags.config_path().empty()) files.push_back({"config", flags.config_path()});
   return files;
@@ -106,8 +109,15 @@ std::vector<RunFile> TransformerConfig::files_read(const FlagSet& flags,
 void TransformerConfig::check_files(const FlagSet& flags, const std::vector<RunFile>& data) const {
   RunLog::check_outputs(*this, flags, data);
   RunLog::check_outputs(*this, flags, model_files(init_from));
+  RunLog::check_outputs(*this, flags, lora.files_read());
   save.validate(flags);
-  const std::vector<RunFile> saved = save.files();
+  require(!save.is_on() || !lora.is_on() || !init_from.empty(),
+          "[config] expected save.final with init.from, as adapters are of a model that others "
+          "have, got it without");
+  require(!lora.is_on() || !flags.is_given("save.shard_gib"),
+          "[config] expected no save.shard_gib with lora.rank or lora.from, as adapters are in one "
+          "file, got it");
+  const std::vector<RunFile> saved = save.files(/*of_adapters=*/lora.is_on());
   if (saved.empty()) return;
   check_files_differ(saved, data);
   check_files_differ(saved, RunLog::outputs(*this));

@@ -7,6 +7,7 @@
 
 #include "ops/attention.h"
 #include "tools/cli/run_files.h"
+#include "tools/config/lora_config.h"
 #include "tools/config/model_flags.h"
 #include "tools/config/save_config.h"
 #include "tools/config/token_data_config.h"
@@ -19,6 +20,7 @@ namespace tessera::tools {
 struct TransformerConfig : TrainConfig {
   ModelFlags model;
   std::string init_from;
+  LoraConfig lora;
   SaveConfig save;
   TokenDataConfig data;
   LossMean loss_mean = LossMean::kAuto;
@@ -29,7 +31,7 @@ struct TransformerConfig : TrainConfig {
   /// `families`: whose models can be trained; they outlive this.
   explicit TransformerConfig(const Families& families);
   void add_to(FlagSet& flags);
-  /// As ModelFlags::config(), with a run's choices.
+  /// ModelFlags::config() with LoraConfig::options(): throws what they do.
   ModelConfig model_config() const;
   /// What a model of `sizes` is trained on. Throws as TokenDataConfig::dataset().
   TokenMix dataset(const ModelConfig& sizes) const;
@@ -41,10 +43,11 @@ struct TransformerConfig : TrainConfig {
   /// Sets train.loss_mean, for such data. Throws InvalidArgument for a memory_budget that would
   /// change what the loss is the mean of.
   void settle_loss_mean(bool keeps_documents);
-  /// What a training reads: `data`, the files of init.from, and that of --config.
+  /// What a training reads: `data`, the files of init.from and lora.from, and that of --config.
   std::vector<RunFile> files_read(const FlagSet& flags, const std::vector<RunFile>& data) const;
   /// Throws InvalidArgument when an output is an input (`data`: the files in use). But a model may
-  /// be saved to the folder it came from: by then it was read, and its files are replaced.
+  /// be saved to the folder it came from, and adapters to theirs: by then they were read, and their
+  /// files are replaced.
   void check_files(const FlagSet& flags, const std::vector<RunFile>& data) const;
 
  private:

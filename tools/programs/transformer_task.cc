@@ -17,6 +17,7 @@
 #include "tools/programs/attention_choice.h"
 #include "tools/programs/transformer_plan.h"
 #include "tools/train/generate.h"
+#include "tools/weights/adapter_files.h"
 #include "tools/weights/model_files.h"
 
 namespace tessera::tools {
@@ -26,7 +27,7 @@ class TransformerRank : public TaskRank {
  public:
   TransformerRank(const TransformerConfig& config, const ModelConfig& model, const TokenMix& data,
                   const SaveOptions& save)
-      : config_(config), data_(data), save_(save), vocab_(model.vocab), model_(model.make()) {}
+      : config_(config), data_(data), save_(save), sizes_(model), model_(model.make()) {}
 
   Model& model() override { return *model_; }
 
@@ -35,8 +36,10 @@ class TransformerRank : public TaskRank {
     ops::require_attention_kernels(trainer.tape().stream(), config_.cuda_attention);
     if (!config_.init_from.empty()) {
       load_model(fsdp, *model_, resolve_user_path(config_.init_from));
-      fsdp.parameters_changed();  // now, so that the first step is as others
     }
+    if (!config_.lora.from.empty()) load_adapters(fsdp, *model_, config_.lora.folder());
+    // Now, so that the first step is as others.
+    if (!config_.init_from.empty() || !config_.lora.from.empty()) fsdp.parameters_changed();
     if (log == nullptr) return;
     const int num_ranks = trainer.world().size();
     const std::string replicas = replicas_text(config_, num_ranks);
@@ -84,15 +87,18 @@ class TransformerRank : public TaskRank {
   }
 
   std::string finish(Trainer& trainer, RunLog* log) override {
-    if (config_.save.is_on()) {
+    if (config_.save.is_on() && sizes_.lora.is_on()) {
+      save_adapters(trainer.fsdp(), *model_, sizes_.lora, config_.save.folder(),
+                    resolve_user_path(config_.init_from), trainer.world());
+    } else if (config_.save.is_on()) {
       save_model(trainer.fsdp(), *model_, config_.save.folder(), trainer.world(), save_);
     }
     if (config_.sample_tokens == 0 || trainer.stopped_by() != 0) return "";
     std::vector<std::int32_t> prompt(1);
-    data_.sources().front().file().read(0, vocab_, prompt);
+    data_.sources().front().file().read(0, sizes_.vocab, prompt);
     const std::vector<std::int32_t> sample =
         generate(trainer, *model_, prompt, config_.sample_tokens,
-                 std::min(vocab_, data_.max_possible_token() + 1),
+                 std::min(sizes_.vocab, data_.max_possible_token() + 1),
                  static_cast<std::uint64_t>(config_.train.seed));
     if (trainer.stopped_by() != 0 && log != nullptr) {
       log->say(fmt::format("stopped by {} while sampling", signal_name(trainer.stopped_by())));
@@ -109,7 +115,7 @@ class TransformerRank : public TaskRank {
   const TransformerConfig& config_;
   const TokenMix& data_;
   const SaveOptions& save_;
-  std::int64_t vocab_;
+  const ModelConfig& sizes_;
   std::unique_ptr<LanguageModel> model_;
 };
 
@@ -127,7 +133,9 @@ void TransformerTask::prepare(const FlagSet& flags, bool on_gpus) {
   data_.emplace(config_.dataset(model_));
   config_.settle_loss_mean(data_->keeps_documents());
   config_.check_files(flags, config_.data.run_files(config_.data.sources()));
-  if (config_.save.is_on() && !config_.plan) {
+  if (config_.save.is_on() && !config_.plan && model_.lora.is_on()) {
+    check_can_save_adapters(model_, config_.save.folder(), resolve_user_path(config_.init_from));
+  } else if (config_.save.is_on() && !config_.plan) {
     save_ = config_.save.options(config_.init_from);
     check_can_save_model(*model_.make(), config_.save.folder(), save_);
   }
@@ -139,8 +147,12 @@ TransformerTask::Items TransformerTask::items() const {
 }
 
 std::string TransformerTask::summary() const {
-  return fmt::format("model: {} layers x {}, {} heads, {:.2f}M parameters; data: {}", model_.layers,
-                     model_.dim, model_.heads, double(model_.num_parameters()) * 1e-6,
+  return fmt::format("model: {} layers x {}, {} heads, {:.2f}M parameters{}; data: {}",
+                     model_.layers, model_.dim, model_.heads,
+                     double(model_.num_parameters()) * 1e-6,
+                     model_.lora.is_on() ? fmt::format(", of which {} in adapters are trained",
+                                                       engine::with_commas(model_.num_trained()))
+                                         : "",
                      mix_text(*data_));
 }
 
@@ -167,7 +179,8 @@ std::unique_ptr<TaskRank> TransformerTask::rank() const {
 
 std::string TransformerTask::closing_line(std::optional<std::int64_t> checkpoint) const {
   if (config_.save.is_on()) {
-    return fmt::format("model in {}", engine::escaped(config_.save.folder()));
+    return fmt::format("{} in {}", model_.lora.is_on() ? "adapters" : "model",
+                       engine::escaped(config_.save.folder()));
   }
   if (stop_requested() == 0) return "";
   return fmt::format(

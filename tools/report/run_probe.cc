@@ -46,7 +46,7 @@ ProbeHeader probe_header(const TrainConfig& config, int num_ranks, const std::st
       .options = {}};
   const nlohmann::json all = nlohmann::json::parse(options);
   for (const auto& [key, value] : all.items()) {
-    const bool is_input = key == "data.path" || key == "init.from";
+    const bool is_input = key == "data.path" || key.ends_with(".from");
     header.options[key] =
         is_input ? engine::json_literal(resolved(value.get<std::string>())) : value.dump();
   }

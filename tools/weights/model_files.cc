@@ -40,30 +40,37 @@ void for_each_tensor(const LanguageModel& model, const engine::Parameter& p, std
 
 // Elements of a parameter, which `tensors` keep one after the other.
 void read_elements(const ModelWeights& weights, std::span<const engine::TensorSpec> tensors,
-                   shard::Range elements, std::span<float> out) {
+                   const LoraDelta* delta, shard::Range elements, std::span<float> out) {
   std::int64_t begin = 0;  // of the tensor, in the parameter
   for (const engine::TensorSpec& tensor : tensors) {
     const std::int64_t end = begin + engine::numel(tensor.shape);
     const std::int64_t from = std::max(begin, elements.begin);
     const std::int64_t to = std::min(end, elements.begin + elements.numel);
     if (from < to) {
-      weights.read(tensor, from - begin,
-                   out.subspan(static_cast<std::size_t>(from - elements.begin),
-                               static_cast<std::size_t>(to - from)));
+      const auto part = out.subspan(static_cast<std::size_t>(from - elements.begin),
+                                    static_cast<std::size_t>(to - from));
+      weights.read(tensor, from - begin, part);
+      if (delta != nullptr) delta->add_to(tensor, from - begin, part);
     }
     begin = end;
   }
 }
 
+std::vector<engine::Parameter*> without_adapters(std::vector<engine::Parameter*> parameters) {
+  std::erase_if(parameters, [](const engine::Parameter* p) { return is_adapter(*p); });
+  return parameters;
+}
+
 }  // namespace
 
-void load_model(shard::Fsdp& fsdp, const LanguageModel& model, const std::string& folder) {
+void load_model(shard::Fsdp& fsdp, const LanguageModel& model, const std::string& folder,
+                const LoraDelta* delta) {
   const ModelWeights weights(folder, model.layout());
-  const auto parameters = fsdp.parameters();
+  const auto parameters = without_adapters(fsdp.parameters());
   weights.check_complete(tensors_of(model, parameters));
   for (const engine::Parameter* p : parameters) {
     fsdp.load_owned(*p, [&](shard::Range elements, std::span<float> out) {
-      read_elements(weights, model.file_tensors(*p), elements, out);
+      read_elements(weights, model.file_tensors(*p), delta, elements, out);
     });
   }
 }
@@ -109,6 +116,30 @@ void write_parameter(ModelWriter& writer, const LanguageModel& model, const engi
                   [&](const engine::TensorSpec& tensor, std::span<const float> part) {
                     writer.write(tensor.name, part);
                   });
+}
+
+void add_delta(const LoraDelta& delta, const LanguageModel& model, const engine::Parameter& p,
+               std::span<float> values) {
+  for_each_tensor(model, p, values, [&](const engine::TensorSpec& tensor, std::span<float> part) {
+    delta.add_to(tensor, 0, part);
+  });
+}
+
+void merge_model(LanguageModel& model, const std::string& from, const LoraDelta& delta,
+                 const std::string& to, const SaveOptions& options,
+                 const std::function<void(std::int64_t numel)>& progress) {
+  auto parameters = parameters_of(model);
+  std::ranges::sort(parameters, {}, [](const engine::Parameter* p) { return p->name; });
+  const ModelWeights weights(from, model.layout());
+  weights.check_complete(tensors_of(model, parameters));
+  const auto writer = model_writer(model, to, parameters, options);
+  for (const engine::Parameter* p : parameters) {
+    std::vector<float> values(static_cast<std::size_t>(p->shape.numel()));
+    read_elements(weights, model.file_tensors(*p), &delta, {0, std::ssize(values)}, values);
+    write_parameter(*writer, model, *p, values);
+    progress(std::ssize(values));
+  }
+  writer->finish();
 }
 
 }  // namespace tessera::tools

@@ -1,6 +1,8 @@
 // A sharded model from and to a folder as Hugging Face transformers has them.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -9,13 +11,15 @@
 #include "shard/fsdp.h"
 #include "tools/huggingface/model_writer.h"
 #include "tools/models/language_model.h"
+#include "tools/weights/adapter_files.h"
 
 namespace tessera::tools {
 
-/// Sets all parameters of `model`, which `fsdp` wraps. Each rank reads its part of the files and no
-/// more. Not collective. Throws IoError that lists every tensor that is missing, unexpected or of
-/// another shape.
-void load_model(shard::Fsdp& fsdp, const LanguageModel& model, const std::string& folder);
+/// Sets all parameters of `model`, which `fsdp` wraps, but adapters; with `delta` to weights that
+/// have it added. Each rank reads its part of the files and no more. Not collective. Throws IoError
+/// that lists every tensor that is missing, unexpected or of another shape.
+void load_model(shard::Fsdp& fsdp, const LanguageModel& model, const std::string& folder,
+                const LoraDelta* delta = nullptr);
 
 /// Throws IoError if `folder` cannot be made or written to, or what is there cannot be replaced:
 /// before training, not after.
@@ -32,5 +36,13 @@ std::unique_ptr<ModelWriter> model_writer(const LanguageModel& model, const std:
                                           const SaveOptions& options = {});
 void write_parameter(ModelWriter& writer, const LanguageModel& model, const engine::Parameter& p,
                      std::span<const float> values);
+/// Adds what adapters add to the whole of a parameter.
+void add_delta(const LoraDelta& delta, const LanguageModel& model, const engine::Parameter& p,
+               std::span<float> values);
+/// The model in `from`, with `delta` added, to `to`: one parameter after the other, of which
+/// `progress` is told. Throws as load_model() and ModelWriter.
+void merge_model(LanguageModel& model, const std::string& from, const LoraDelta& delta,
+                 const std::string& to, const SaveOptions& options,
+                 const std::function<void(std::int64_t numel)>& progress);
 
 }  // namespace tessera::tools

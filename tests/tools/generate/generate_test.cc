@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -24,6 +25,7 @@
 #include "tools/generate/sampler.h"
 #include "tools/models/family.h"
 #include "tools/tokenizer/tokenizer.h"
+#include "tools/weights/adapter_files.h"
 #include "tools/weights/model_files.h"
 
 namespace tessera::tools {
@@ -170,6 +172,34 @@ TEST_F(Generate, TextsEndWithTheModelsPositions) {
   EXPECT_EQ(records({"--prompt=" + longest}).at(0).at("tokens").size(), 1u);
   EXPECT_TRUE(has(run({"--prompt=" + longest + "b"}).err,
                   {"a prompt of 1 to 32 tokens, the positions of the model, got 33 (prompt 1: b"}));
+}
+
+// Added to the weights as a merge into a folder adds them.
+TEST_F(Generate, AdaptersAreAddedToTheModel) {
+  const ModelConfig base = read_model_config(folder_.path());
+  ModelConfig config = base;
+  config.lora = {.rank = 2, .targets = {"q_proj", "v_proj", "down_proj"}};
+  const std::string adapter = folder_ / "adapter", whole = folder_ / "whole";
+  write_adapters(*config.make(), config.lora, adapter, folder_.path(),
+                 [](const engine::Parameter&, std::span<float> values) {
+                   for (std::size_t i = 0; i < values.size(); ++i)
+                     values[i] = 0.5f * std::sin(static_cast<float>(i));
+                 });
+  merge_model(*base.make(), folder_.path(), LoraDelta(adapter, base), whole, {}, [](auto) {});
+  std::filesystem::copy_file(folder_ / "tokenizer.json", whole + "/tokenizer.json");
+  const std::vector<std::string> asked = {"--prompt", "abc ab", "--tokens=20"};
+  std::vector<std::string> with_adapter = asked;
+  with_adapter.emplace_back("--adapter=adapter");
+  const json tokens = records(with_adapter).at(0).at("tokens");
+  const Outcome merged = testing::run_program(
+      "tools/generate/generate",
+      std::vector<std::string>{"--from=" + whole, "--prompt", "abc ab", "--tokens=20", "--json"});
+  EXPECT_EQ(merged.exit_code, 0) << merged.err;
+  EXPECT_EQ(testing::parse_json(merged.out).at("tokens"), tokens);
+  EXPECT_NE(records(asked).at(0).at("tokens"), tokens);
+  const Outcome none = run({"--prompt=a", "--adapter=nowhere"});
+  EXPECT_EQ(none.exit_code, 1);
+  EXPECT_TRUE(has(none.err, {"expected a folder of PEFT's with adapter_config.json, got none"}));
 }
 
 TEST_F(Generate, WhatCannotBeHonouredIsRefused) {

@@ -61,6 +61,7 @@ std::map<std::string, Row> rows(const std::string& folder) {
                        {"model.dim", "24"},
                        {"model.heads", "6"},
                        {"model.vocab", "256"}};
+  const Flags lora = {{"lora.rank", "2"}};
   Flags replicated = hsdp;
   replicated.insert(powersgd.begin(), powersgd.end());
   return {
@@ -102,6 +103,11 @@ std::map<std::string, Row> rows(const std::string& folder) {
       {"log.trace", {folder + "/trace.json", kWrites, "trace.json"}},
       {"log.trace_steps", {"1:2", kElsewhere, "//tests/tools/trace:trace_run_test"}},
       {"log.val_every", {"1", kSays, "1/3 | val loss", {{"log.every", "1"}}}},
+      {"lora.alpha", {"3", kBits, "", lora}},
+      {"lora.dropout", {"0.5", kBits, "", lora}},
+      {"lora.from", {"nowhere", kRefused, "(lora.from=nowhere)"}},
+      {"lora.rank", {"2", kBits}},
+      {"lora.targets", {"c_fc", kBits, "", lora}},
       {"memory_budget", {"1KiB", kRefused, "[memory_budget] expected"}},
       {"memory_check", {"false", kElsewhere, "//tests/tools/programs:memory_check_test"}},
       {"model.dim", {"16", kBits}},

@@ -53,6 +53,7 @@ bool keeps_bits(const std::string& key) {
 
 bool makes_another_training(const std::string& key) {
   return key.starts_with("model.") || key.starts_with("data.") || key.starts_with("init.") ||
+         key.starts_with("lora.") ||
          (key.starts_with("train.") && key != "train.accum_comm" && key != "train.accum");
 }
 

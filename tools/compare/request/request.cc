@@ -123,6 +123,7 @@ void record(Configuration& c, const std::string& launch) {
   data.path = resolve_user_path(data.path);
   if (!data.mix.empty()) data.mix = mix_option(parse_mix(data.mix));
   c.config.init_from = resolve_user_path(c.config.init_from);
+  c.config.lora.from = resolve_user_path(c.config.lora.from);
   FlagSet all("train_transformer", "");
   TransformerConfig copy = c.config;
   copy.add_to(all);
