@@ -233,7 +233,7 @@ TEST_F(FindDivergence, WhatCannotBeIsAnErrorBeforeAnythingIsTrained) {
   refused({"ddp", "train.seed=1 train.seed=2"}, "expected each option once, got train.seed twice");
   refused({"ddp", "train.seed=2"}, "(train.seed)");
   refused({"ddp", "model.layers=1"}, "got 2 in A and 1 in B (model.layers)");
-  refused({"ddp", "out=elsewhere"}, "which names what is written");
+  refused({"ddp", "out=elsewhere"}, "which says what is written");
   refused({"ddp", folder_ / "nothing.jsonl"}, "got one of each");
   refused({folder_ / "nothing.jsonl", folder_ / "nothing.jsonl"}, "nothing.jsonl");
   const Outcome trained = run_program(

@@ -40,10 +40,11 @@ std::optional<double> planned_sent(const Row& row) {
                                     : as_double(row.trained.rounds.front().planned_sent_bytes);
 }
 
-std::string distance_cell(const Parity& p) {
-  if (!p.same_length) return "steps";
-  if (!p.first_step) return "parameters";
-  return std::isfinite(p.max_difference) ? distance_text(p.max_difference) : "not finite";
+std::string differs_text(const Parity& p) {
+  if (!p.same_length) return "DIFFERS in steps";
+  if (!p.first_step) return "DIFFERS in parameters";
+  return std::isfinite(p.max_difference) ? "DIFFERS by " + distance_text(p.max_difference)
+                                         : "DIFFERS, not finite";
 }
 
 std::string parity_text(const Comparison& all, const Row& row) {
@@ -53,9 +54,11 @@ std::string parity_text(const Comparison& all, const Row& row) {
     case ParityKind::kEqualBits:
       return &row == &all.rows.front() ? "baseline" : p.text;
     case ParityKind::kWithin:
-      return fmt::format("{} of {:g} allowed", distance_cell(p), all.request->compare.tolerance);
+      if (!p.first_step) return "other parameters at the end";  // after equal losses
+      return fmt::format("{} of {:g} allowed", distance_text(p.max_difference),
+                         all.request->compare.tolerance);
     case ParityKind::kDiffers:
-      return "DIFFERS " + distance_cell(p);
+      return differs_text(p);
     case ParityKind::kAnother:
       return name_of(p.kind);
     case ParityKind::kUnknown:

@@ -60,7 +60,7 @@ std::vector<SweepAxis> parse_sweep(std::string_view text, bool only_plans) {
     require(keys.insert(key).second, "[sweep] expected each option once, got {} twice",
             engine::excerpt(key));
     require(!is_output(key),
-            "[sweep] expected an option of the training, got {}, which names what is written",
+            "[sweep] expected an option of the training, got {}, which says what is written",
             engine::excerpt(key));
     require(only_plans || !key.starts_with("rates."),
             "[sweep] expected an option of the training, got {}, which changes plans alone: add "
@@ -97,7 +97,7 @@ Overrides parse_overrides(std::string_view text) {
     const bool is_strategy = equals == std::string::npos;
     const std::string key = is_strategy ? "parallel.strategy" : word.substr(0, equals);
     require(!is_output(key),
-            "[find-divergence] expected an option of the training, got {}, which names what is "
+            "[find-divergence] expected an option of the training, got {}, which says what is "
             "written",
             engine::excerpt(key));
     for (const auto& [other, value] : overrides) {

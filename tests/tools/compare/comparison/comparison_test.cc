@@ -179,7 +179,7 @@ TEST_F(CompareVerdict, ALossThatIsNotFiniteDiffersFromANumberAlone) {
   EXPECT_EQ(all.verdict.lines.at(0),
             "Parity fails: zero3 differs from ddp in what is not finite, first in step 3.");
   const std::string table = table_text(all);
-  EXPECT_TRUE(has(table, {"baseline", "equal bits", "DIFFERS not finite"})) << table;
+  EXPECT_TRUE(has(table, {"baseline", "equal bits", "DIFFERS, not finite"})) << table;
   EXPECT_FALSE(has(table, {"inf"})) << table;
   const nlohmann::ordered_json json = to_json(all);
   const auto& rows = json.at("configurations");

@@ -62,7 +62,7 @@ TEST_F(Verdicts, NameWhatDiffersFailedOrIsMissing) {
   EXPECT_TRUE(planted.verdict.complete);
   EXPECT_EQ(planted.verdict.lines,
             Lines{"Parity fails: zero2 ends with other parameters than ddp, after equal losses."});
-  EXPECT_TRUE(has(table_text(planted), {"DIFFERS parameters"}));
+  EXPECT_TRUE(has(table_text(planted), {"DIFFERS in parameters"}));
 
   const Comparison failed = summary({{{good_}}, {{}, "exit code 1"}, {{good_}}});
   EXPECT_FALSE(failed.verdict.passed() || failed.verdict.complete);
@@ -125,6 +125,14 @@ TEST_F(Verdicts, BitsAreComparedWithinAClassAndLossesBetween) {
                   {"0.01 of 0.05 allowed", "class 1: precision.param=f32\n",
                    "class 2: precision.param=bf16 (against class 1: loss differs by up to 0.01, "
                    "first in step 2; 0.05 allowed, as precision.param changes the arithmetic)\n"}));
+
+  // Equal losses have no distance that could be told.
+  const RunRecord as_far = run_of({3, 2, 1}, "half");
+  const std::string same_losses =
+      table_text(summarise(r, {{{good_}}, {{as_far}}, {{good_}}, {{as_far}}}));
+  EXPECT_TRUE(
+      has(same_losses, {" other parameters at the end ", "equal losses, other parameters"}));
+  EXPECT_FALSE(has(same_losses, {"parameters of"})) << same_losses;
 
   const Comparison fails = summary_of(wrong);
   EXPECT_FALSE(fails.verdict.passed());

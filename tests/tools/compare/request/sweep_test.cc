@@ -52,7 +52,7 @@ TEST(Sweep, WhatIsNoneIsRefused) {
   EXPECT_TRUE(has(refused("a=1,2,1"), {"got 1 twice (a)"}));
   EXPECT_TRUE(has(refused("a=1 b=2 a=3"), {"got a twice"}));
   for (const char* output : {"out=a,b", "save.final=a", "log.jsonl=a", "config=a,b"}) {
-    EXPECT_TRUE(has(refused(output), {"which names what is written"})) << output;
+    EXPECT_TRUE(has(refused(output), {"which says what is written"})) << output;
   }
   EXPECT_TRUE(has(refused("rates.link_gbs=1,2"), {"changes plans alone: add --plan"}));
   EXPECT_EQ(parse_sweep("rates.link_gbs=1,2", /*only_plans=*/true)[0].values.size(), 2u);
@@ -63,6 +63,9 @@ TEST(Sweep, WhatIsNoneIsRefused) {
   EXPECT_EQ(combinations(parse_sweep("a=" + sixteen + " b=" + sixteen)).size(), 256u);
   EXPECT_TRUE(has(refused(("a=" + sixteen + " b=" + many).c_str()),
                   {"expected at most 256 configurations, got more (at b)"}));
+  std::string one_more = "a=0";  // 257, which is no product
+  for (int i = 1; i <= 256; ++i) one_more.append(",").append(std::to_string(i));
+  EXPECT_TRUE(has(refused(one_more.c_str()), {"at most 256", "(at a)"}));
 }
 
 TEST(Sweep, FoldersHaveNamesOfPlainLetters) {
