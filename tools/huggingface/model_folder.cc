@@ -1,5 +1,7 @@
 #include "tools/huggingface/model_folder.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
@@ -26,16 +28,53 @@ bool is_checkpoint(const std::vector<std::string>& names) {
   });
 }
 
-/// Of `names` those that hold weights in formats that are not read.
+bool is_of_pytorch(std::string_view name) { return name.starts_with("pytorch_model"); }
+
+/// Of `names` those that hold weights in formats that are not read, last the one that is converted
+/// best.
 std::vector<std::string> foreign_weights(std::vector<std::string> names) {
   constexpr std::string_view kEndings[] = {
       ".bin",     ".bin.index.json", ".pt",   ".pth", ".ckpt",       ".h5",
       ".msgpack", ".gguf",           ".onnx", ".npz", ".safetensors"};
+  // What Trainer of transformers saves beside them.
+  constexpr std::string_view kNoWeights[] = {"training_args.", "optimizer.", "scheduler.",
+                                             "rng_state"};
   std::erase_if(names, [&](const std::string& name) {
-    return std::ranges::none_of(kEndings, [&](std::string_view e) { return name.ends_with(e); });
+    return std::ranges::none_of(kEndings, [&](std::string_view e) { return name.ends_with(e); }) ||
+           std::ranges::any_of(kNoWeights, [&](std::string_view n) { return name.starts_with(n); });
   });
-  std::ranges::sort(names);
+  std::ranges::sort(names, {},
+                    [](const std::string& name) { return std::pair(is_of_pytorch(name), name); });
   return names;
+}
+
+// How a folder of safetensors is made of one whose weights are in the file `name`.
+std::string conversion_of(const std::string& name) {
+  const auto load = [](const std::string& more, const char* save = "save_pretrained(OTHER)") {
+    return fmt::format(
+        "convert it, in Python transformers.AutoModelForCausalLM.from_pretrained(FOLDER{}).{}",
+        more, save);
+  };
+  if (name.starts_with("adapter_model.")) {
+    return "it is an adapter, of another model: merge both, in Python peft."
+           "AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained("
+           "OTHER)";
+  }
+  if (name.starts_with("consolidated.")) {
+    return "it has the names of the model's makers: give the folder of this model that is made for "
+           "transformers, with config.json and model.safetensors";
+  }
+  if (name.ends_with(".safetensors")) {
+    return "give it that name if it is the whole model; shards need model.safetensors.index.json";
+  }
+  if (name.ends_with(".gguf")) return load(fmt::format(", gguf_file=\"{}\"", name));
+  if (name.ends_with(".h5")) return load(", from_tf=True") + ", with transformers 4";
+  if (name.ends_with(".msgpack")) return load(", from_flax=True") + ", with transformers 4";
+  if (is_of_pytorch(name)) {
+    return load("", "save_pretrained(OTHER, safe_serialization=True)");
+  }
+  return "load it by the program that wrote it, and save it as a model of transformers, by "
+         "save_pretrained(OTHER)";
 }
 
 }  // namespace
@@ -60,15 +99,9 @@ void check_model_folder(const std::string& folder) {
                    folder);
   const std::vector<std::string> foreign = foreign_weights(names);
   if (foreign.empty()) return;
-  const bool is_safetensors = foreign.back().ends_with(".safetensors");
   fail<IoError>("[model] expected model.safetensors, got {}{} alone: {} ({})", foreign.back(),
                 foreign.size() > 1 ? fmt::format(" and {} more", foreign.size() - 1) : "",
-                is_safetensors
-                    ? "give it that name if it is the whole model; shards need "
-                      "model.safetensors.index.json"
-                    : "convert it, in Python transformers.AutoModelForCausalLM.from_pretrained("
-                      "FOLDER).save_pretrained(OTHER, safe_serialization=True)",
-                folder);
+                conversion_of(foreign.back()), folder);
 }
 
 bool is_missing(const std::string& path) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/error.h"
@@ -57,16 +58,33 @@ std::string config_error(const TempFolder& folder) {
 }
 
 TEST(ModelFolder, WeightsOfAnotherFormatAloneAreSaid) {
-  for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt",
-                           "tf_model.h5", "flax_model.msgpack", "gpt2.gguf"}) {
+  // With what makes a model of each: transformers loads some of them only by another call.
+  const std::pair<const char*, const char*> fixes[] = {
+      {"pytorch_model.bin", "from_pretrained(FOLDER).save_pretrained(OTHER, safe"},
+      {"pytorch_model.bin.index.json", "from_pretrained(FOLDER).save_pretrained(OTHER, safe"},
+      {"model.pt", "by the program that wrote it"},
+      {"tf_model.h5", "from_pretrained(FOLDER, from_tf=True).save_pretrained(OTHER)"},
+      {"flax_model.msgpack", "from_pretrained(FOLDER, from_flax=True).save_pretrained(OTHER)"},
+      {"gpt2.gguf", "from_pretrained(FOLDER, gguf_file=\"gpt2.gguf\").save_pretrained(OTHER)"},
+      {"adapter_model.safetensors", "peft.AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge"},
+      {"consolidated.00.pth", "made for transformers"},
+      {"consolidated.safetensors", "made for transformers"}};
+  for (const auto& [name, fix] : fixes) {
     const TempFolder folder;
     folder.write("config.json", kConfig);
     folder.write(name, "weights");
-    EXPECT_TRUE(
-        has(config_error(folder), {"expected model.safetensors", name, "save_pretrained("}));
+    EXPECT_TRUE(has(config_error(folder), {"expected model.safetensors", name, fix}))
+        << config_error(folder);
     write_weights(folder / "model.safetensors", layers(""));
     EXPECT_NO_THROW(read_gpt2_config(folder.path())) << name;
   }
+  const TempFolder several;
+  several.write("config.json", kConfig);
+  for (const char* name : {"flax_model.msgpack", "optimizer.pt", "pytorch_model.bin",
+                           "rust_model.ot", "tf_model.h5", "training_args.bin"}) {
+    several.write(name, "weights");
+  }
+  EXPECT_TRUE(has(config_error(several), {"pytorch_model.bin and 2 more alone", "FOLDER).save"}));
   const TempFolder folder;
   folder.write("config.json", kConfig);
   folder.write("other.safetensors", "weights");
