@@ -6,6 +6,7 @@
 
 #include "engine/error.h"
 #include "engine/io/file.h"
+#include "tools/io/file_kind.h"
 
 namespace tessera::tools {
 
@@ -32,6 +33,11 @@ PromptWords read_prompt_words(std::span<const char* const> arguments) {
 std::vector<std::string> read_prompt_file(const std::string& path) {
   constexpr std::int64_t kMaxNbytes = std::int64_t{1} << 30;
   const std::string text = engine::read_text_file(path, kMaxNbytes);
+  const FileKind* kind = file_kind(std::string_view(text).substr(0, kFileKindNbytes));
+  if (kind != nullptr && !kind->is_text()) {
+    engine::fail<IoError>("[generate] expected prompts, got {}{} ({})", kind->name,
+                          kind->to_unpack(), path);
+  }
   std::vector<std::string> prompts;
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = text.find('\n', begin);

@@ -17,7 +17,7 @@ struct PromptWords {
 PromptWords read_prompt_words(std::span<const char* const> arguments);
 
 /// The lines of the file at `path`. Throws IoError naming the file and a line that is empty, a file
-/// without any, or one of over 1 GiB.
+/// without any, of another kind than text, or of over 1 GiB.
 std::vector<std::string> read_prompt_file(const std::string& path);
 
 }  // namespace tessera::tools

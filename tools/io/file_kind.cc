@@ -40,7 +40,7 @@ struct Magic {
   FileKind kind;
 };
 
-constexpr FileKind kHtml{"an HTML page", kDownload, kDownload};
+constexpr FileKind kHtml{"an HTML page", kDownload, kDownload, false, false, /*is_page=*/true};
 constexpr FileKind kTorch{"a PyTorch file (a zip archive with a pickle)", kTorchAsData,
                           kTorchAsWeights};
 constexpr FileKind kPickle{"a Python pickle, as older versions of PyTorch save", kTorchAsData,

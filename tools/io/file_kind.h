@@ -12,7 +12,10 @@ struct FileKind {
   std::string_view name;        ///< "a gzip file"
   std::string_view as_data;     ///< what to do to train on what is in it
   std::string_view as_weights;  ///< what to do to read it as model.safetensors
-  bool is_json = false, is_safetensors = false;
+  bool is_json = false, is_safetensors = false, is_page = false;
+
+  /// Whether it is text, of whatever kind.
+  bool is_text() const { return is_json || is_page; }
 
   /// ": " and what to do to get the file that this one packs or stands for, whatever that is; empty
   /// for a kind that does neither.

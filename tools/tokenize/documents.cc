@@ -12,6 +12,7 @@
 #include "engine/io/file.h"
 #include "engine/io/json.h"
 #include "engine/io/text.h"
+#include "tools/io/file_kind.h"
 
 namespace tessera::tools {
 namespace {
@@ -48,6 +49,43 @@ void visit_lines(const std::string& path, const Use& use) {
   if (!kept.empty()) next(kept);
 }
 
+std::string first_bytes(const std::string& path) {
+  const engine::InputFile file(path);
+  const auto most = static_cast<std::int64_t>(kFileKindNbytes);
+  std::string head(static_cast<std::size_t>(std::min(most, file.nbytes())), '\0');
+  file.read(0, std::as_writable_bytes(std::span(head)));
+  return head;
+}
+
+// Throws for what is no text; returns what is odd of a text, for people.
+std::string check_is_text(std::string_view text, const std::string& path) {
+  const std::string_view head = text.substr(0, kFileKindNbytes);
+  const FileKind* kind = file_kind(head);
+  if (kind != nullptr && !kind->is_text()) {
+    const std::string unpack = kind->to_unpack();
+    engine::fail<IoError>("[tokenize] expected text, got {}{} ({})", kind->name,
+                          unpack.empty() ? ": write its text to a file of its own" : unpack, path);
+  }
+  require<IoError>(
+      !head.starts_with("\xff\xfe") && !head.starts_with("\xfe\xff"),
+      "[tokenize] expected text in UTF-8, got UTF-16: convert it with `iconv -f UTF-16 "
+      "-t UTF-8` ({})",
+      path);
+  require<IoError>(head.find('\0') == std::string_view::npos,
+                   "[tokenize] expected text, got a binary file ({})", path);
+  if (is_jsonl(path)) return "";
+  if (kind != nullptr && kind->is_json) {
+    return "is JSON, whose keys become tokens, too: if each line is a document, name it .jsonl and "
+           "give --field=KEY";
+  }
+  if (kind != nullptr) return "is an HTML page, whose tags become tokens, too";
+  if (!engine::is_utf8(text)) {
+    return "is not UTF-8, and what is none becomes U+FFFD: convert it with iconv, for one from "
+           "LATIN1";
+  }
+  return "";
+}
+
 std::string_view text_at(const json& object, const std::string& key, const char* option,
                          const std::string& place) {
   const auto found = object.find(key);
@@ -65,8 +103,9 @@ void visit_documents(const std::string& path, const DocumentFields& fields,
                      const std::function<void(const Document&)>& use) {
   if (!is_jsonl(path)) {
     const std::string text = engine::read_text_file(path, kMaxDocumentNbytes);
-    return use({.text = text});
+    return use({.text = text, .remark = check_is_text(text, path)});
   }
+  check_is_text(first_bytes(path), path);
   visit_lines(path, [&](std::string_view line, const std::string& place) {
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
     json value = engine::parse_json(line, place);

@@ -15,6 +15,7 @@
 
 #include "engine/error.h"
 #include "engine/io/text.h"
+#include "tools/cli/error_output.h"
 #include "tools/cli/flags.h"
 #include "tools/cli/main.h"
 #include "tools/tokenize/documents.h"
@@ -150,6 +151,11 @@ void run(int argc, char** argv) {
   for (const std::string& input : words.inputs) {
     const DocumentFields fields{.prompt = config.prompt, .text = config.field};
     visit_documents(input, fields, [&](const Document& document) {
+      if (!document.remark.empty()) {
+        write_to_stderr(
+            {"warning: [tokenize] ", engine::escaped(input), " ", document.remark, "\n"},
+            kWarningPatience);
+      }
       ids.clear();
       const std::int64_t num_not_learned =
           encode(document, tokenizer, encoder, config.special, ids);
@@ -174,9 +180,10 @@ void run(int argc, char** argv) {
   const std::string apart = keeps_documents ? fmt::format(", {} of prompts, documents apart",
                                                           engine::with_commas(num_masked))
                                             : "";
-  fmt::print("{} tokens of {} bits{} in {}: {} documents, {} bytes, a vocabulary of {}\n",
+  fmt::print("{} tokens of {} bits{} in {}: {} document{}, {} bytes, a vocabulary of {}\n",
              engine::with_commas(writer.num_tokens()), writer.num_bits(), apart,
-             engine::escaped(out), engine::with_commas(num_documents), engine::with_commas(nbytes),
+             engine::escaped(out), engine::with_commas(num_documents),
+             num_documents == 1 ? "" : "s", engine::with_commas(nbytes),
              engine::with_commas(tokenizer.vocab_size()));
 }
 

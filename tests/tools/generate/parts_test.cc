@@ -48,6 +48,9 @@ TEST(Prompts, AreTheLinesOfAFile) {
   EXPECT_TRUE(has(refusal(""), {"an empty file", "c)"}));
   EXPECT_TRUE(has(refusal("one\n\ntwo\n"), {"an empty line", "c:2)"}));
   EXPECT_TRUE(has(refusal("one\n\r\n"), {"an empty line", "c:2)"}));
+  EXPECT_TRUE(has(refusal("\x1f\x8b\x08"), {"expected prompts, got a gzip file: unpack it"}));
+  EXPECT_EQ(read_prompt_file(folder.write("d", "<html>\n{\"a\": 1}\n")),
+            (Texts{"<html>", "{\"a\": 1}"}));
 }
 
 class EosTokens : public ::testing::Test {

@@ -54,6 +54,41 @@ TEST_F(Documents, LongLinesAreWhole) {
   EXPECT_TRUE(of(folder_.write("a.jsonl", lines)) == expected);
 }
 
+// What looks like a text by its name, and is none.
+TEST_F(Documents, FilesOfOtherKindsAreRefused) {
+  const auto error = [&](const std::string& name, std::string_view bytes) {
+    return error_of<IoError>([&] { of(folder_.write(name, bytes)); });
+  };
+  for (const std::string name : {"a.txt", "a.jsonl"}) {
+    EXPECT_TRUE(has(error(name, "\x1f\x8b\x08"),
+                    {"expected text, got a gzip file: unpack it: gunzip", name}));
+    EXPECT_TRUE(has(error(name, "version https://git-lfs.github.com/spec/v1\n"), {"git lfs pull"}));
+    EXPECT_TRUE(has(error(name, "PAR1...."), {"got a Parquet file: write its text to a file"}));
+    EXPECT_TRUE(has(error(name, "\xff\xfeH"), {"got UTF-16", "iconv -f UTF-16"}));
+    EXPECT_TRUE(has(error(name, std::string_view("ab\0c", 4)), {"got a binary file", name}));
+  }
+}
+
+TEST_F(Documents, WhatIsOddOfATextIsSaid) {
+  const auto remark = [&](const std::string& name, std::string_view bytes) {
+    std::string said;
+    visit_documents(folder_.write(name, bytes), {.text = "text"},
+                    [&](const Document& document) { said = document.remark; });
+    return said;
+  };
+  EXPECT_EQ(remark("a.txt",
+                   "stra\xc3\x9f"
+                   "e"),
+            "");
+  EXPECT_EQ(remark("a.jsonl", "{\"text\": \"\"}\n"), "");
+  EXPECT_TRUE(has(remark("a.txt",
+                         "stra\xdf"
+                         "e"),
+                  {"not UTF-8", "U+FFFD", "iconv"}));
+  EXPECT_TRUE(has(remark("a.json", "[{\"text\": 1}]"), {"is JSON", "name it .jsonl", "--field"}));
+  EXPECT_TRUE(has(remark("a.txt", "<!DOCTYPE html>\n"), {"an HTML page"}));
+}
+
 TEST_F(Documents, ErrorsNameTheLine) {
   const auto error = [&](std::string_view text) {
     return error_of<IoError>([&] { of(folder_.write("a.jsonl", text)); });

@@ -73,6 +73,15 @@ TEST_F(Tokenize, WritesWhatTrainersRead) {
   EXPECT_EQ(tools::TokenFile(folder_ / "all.bin").token_nbytes(), 2);
 }
 
+TEST_F(Tokenize, WarnsOfATextThatIsNotUtf8) {
+  folder_.write("latin.txt", "ab\xdf");
+  const Outcome outcome = run({"--tokenizer=.", "--out=all.bin", "latin.txt"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.err, {"warning: [tokenize] ", "latin.txt is not UTF-8"})) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, {"all.bin: 1 document, 3 bytes"})) << outcome.out;
+  EXPECT_EQ(run({"--tokenizer=.", "a.txt"}).err, "");
+}
+
 TEST_F(Tokenize, SpecialTokensAreLeftOutWhenNotWanted) {
   put_end_first();
   EXPECT_EQ(run({"--tokenizer=.", "a.txt"}).out, "[9, 6, 8]\n");
