@@ -44,7 +44,8 @@ std::string smaller(const TrainConfig& config, const Ranks& ranks, std::int64_t 
   const std::int64_t mib = room_nbytes / ranks.local.num_on_host >> 20;
   const std::int64_t budget = config.memory_limit_nbytes();
   if (mib > 0 && (budget == 0 || budget > mib << 20)) {
-    return fmt::format("try --memory_budget={}MiB, for each rank", mib);
+    return fmt::format(
+        "try --memory_budget={}MiB, for each rank (if nothing fits, it says what would)", mib);
   }
   if (ranks.size > 1) {
     return "try " + fewer_ranks(config, ranks.size, ranks.size / 2, ranks.launch.num_processes);

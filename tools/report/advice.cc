@@ -43,8 +43,10 @@ std::string less_exposed(double percent, const TrainConfig& config, const RunPla
   const std::string found = fmt::format("exposed communication is {:.0f} % of a step", percent);
   // NCCL's own order of sums may depend on what is on its way at a time.
   const bool keeps_bits = place.num_gpus == 0 || p.canonical;
-  const char* const one_more =
-      keeps_bits ? "(same bits, memory of one unit more)" : "(memory of one unit more)";
+  const std::string one_more = fmt::format(  // which a budget would take away again
+      "{}({}memory of one unit more)",
+      config.memory_budget.empty() ? "" : "and a larger --memory_budget ",
+      keeps_bits ? "same bits, " : "");
   if (gathers && p.prefetch == 0) {
     return fmt::format("{}: no unit is gathered ahead; try --parallel.prefetch=1 {}", found,
                        one_more);
@@ -59,9 +61,7 @@ std::string less_exposed(double percent, const TrainConfig& config, const RunPla
            ": every micro-step reduces; try --train.accum_comm=last (whole gradients in memory, "
            "sums in another order)";
   }
-  if (gathers && p.prefetch == 1) {
-    return fmt::format("{}: try --parallel.prefetch=2 {}", found, one_more);
-  }
+  if (gathers && p.prefetch == 1) return found + ": try --parallel.prefetch=2 " + one_more;
   return found + ": try a larger --train.batch, which sends as much for more work";
 }
 

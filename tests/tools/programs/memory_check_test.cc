@@ -69,7 +69,7 @@ TEST(MemoryShortage, NamesBothFiguresAndWhoseTheLimitIs) {
   EXPECT_EQ(memory_shortage(memory, {}, ranks, limits).text,
             "[memory] expected 1000.0 MiB of the host's memory for 4 ranks (up to 250.0 MiB each), "
             "got 1000.0 MiB that are free: this machine has 4.0 GiB; try --memory_budget=249MiB, "
-            "for each rank");
+            "for each rank (if nothing fits, it says what would)");
   EXPECT_TRUE(memory_shortage(memory, {}, ranks, limits).is_certain);
   limits.cgroup_limit_nbytes = 500 * kMiB;
   limits.cgroup_used_nbytes = 12 * kMiB;

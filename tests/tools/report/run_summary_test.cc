@@ -354,6 +354,23 @@ TEST(Advice, OfExposedCommunicationFollowsTheConfiguration) {
   EXPECT_TRUE(has(advised(calm(0.2, 0, 0), config), {"--train.accum_comm=last"}));
 }
 
+// A search for what fits takes away what is asked for beyond a budget, and is all that would
+// change.
+TEST(Advice, OfMoreAheadAsksForABudgetThatHasRoom) {
+  TrainConfig config;
+  config.memory_budget = "6MiB";
+  EXPECT_EQ(advised(calm(0.4, 0, 0), config),
+            "exposed communication is 40 % of a step: try --parallel.prefetch=2 and a larger "
+            "--memory_budget (same bits, memory of one unit more)\n");
+  config.parallel.prefetch = 0;
+  EXPECT_TRUE(has(advised(calm(0.4, 0, 0), config),
+                  {"--parallel.prefetch=1 and a larger --memory_budget (same bits"}));
+  config.parallel.strategy = "ddp";
+  config.parallel.reductions_in_flight = 0;
+  EXPECT_TRUE(has(advised(calm(0.4, 0, 0), config),
+                  {"--parallel.reductions_in_flight=1 and a larger --memory_budget (same bits"}));
+}
+
 // The advice deals the samples of a step to as many ranks as there are cores.
 TEST(Advice, OfTooManyRanksSaysWhichKeepTheSamples) {
   TrainConfig config;
