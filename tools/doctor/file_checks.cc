@@ -48,6 +48,16 @@ void check_names(const std::filesystem::path& path, const std::filesystem::path&
   }
 }
 
+// `option`: what --data.path says. Where nothing is given the error ends with how to get some,
+// which is the fix.
+void fail_data(Check& check, const engine::IoError& error, const std::string& option,
+               std::string_view how_to_get, std::string_view other) {
+  const std::string found = error.what(), end = fmt::format("; {}", how_to_get);
+  check.verdict = Verdict::kFail;
+  check.found = found.substr(0, found.ends_with(end) ? found.size() - end.size() : found.size());
+  check.fix = option.empty() ? how_to_get : other;
+}
+
 }  // namespace
 
 Check check_text(const std::string& option) {
@@ -60,9 +70,9 @@ Check check_text(const std::string& option) {
     check.found = fmt::format("{}: {}, {} tokens", path, file.format(), file.num_tokens());
     check.facts.add("path", path).add("tokens", file.num_tokens());
   } catch (const engine::IoError& error) {
-    check.verdict = Verdict::kFail;
-    check.found = error.what();
-    check.fix = kHowToGetText;
+    fail_data(check, error, option, kHowToGetText,
+              "give --data.path=FILE of text or of token ids, as docs/data.md says; without it "
+              "`bazel run` supplies a text");
   }
   return check;
 }
@@ -76,9 +86,10 @@ Check check_images(const std::string& option) {
                               data.test.num_images);
     check.facts.add("path", path).add("images", data.train.num_images);
   } catch (const engine::IoError& error) {
-    check.verdict = Verdict::kFail;
-    check.found = error.what();
-    check.fix = kHowToGetImages;
+    fail_data(
+        check, error, option, kHowToGetImages,
+        "give --data.path=FOLDER that has the four IDX files, with or without .gz; without it "
+        "`bazel run` supplies images");
   }
   return check;
 }

@@ -40,7 +40,8 @@ int count_gpus(DeviceChoice device) {
   if (device == DeviceChoice::kCpu) return 0;
   const bool required = device == DeviceChoice::kCuda;
   require<DeviceError>(engine::kCudaBuilt || !required,
-                       "[device] expected a build with CUDA, got one without (device=cuda)");
+                       "[device] expected a build with CUDA, got one without: build where a CUDA "
+                       "Toolkit is, and without NO_CUDA (device=cuda)");
   int num_gpus = 0;
   if constexpr (engine::kCudaBuilt) num_gpus = engine::cuda::num_devices();
   require<DeviceError>(num_gpus > 0 || !required,

@@ -15,6 +15,8 @@
 #include "comm/hybrid/traffic.h"
 #include "comm/meta.h"
 #include "engine/cuda.h"
+#include "engine/device.h"
+#include "engine/error.h"
 #include "engine/gemm/gemm_algorithms.h"
 #include "engine/memory.h"
 #include "tools/planning/peak_blocks.h"
@@ -178,6 +180,10 @@ std::int64_t peak_nbytes(const TrainPlan& plan) {
 namespace {
 
 engine::Stream compute_of(const PlanTarget& target, const engine::StreamOptions& options) {
+  engine::require<engine::DeviceError>(
+      engine::kCudaBuilt || !target.on_gpus,
+      "[plan] expected a build with CUDA for a plan of GPUs, got one without: build where a CUDA "
+      "Toolkit is, and without NO_CUDA (device=cuda)");
   return engine::Stream::meta("compute",
                               target.on_gpus ? engine::DeviceKind::kCuda : engine::DeviceKind::kCpu,
                               target.rates, options);

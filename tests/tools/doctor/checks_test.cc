@@ -266,6 +266,14 @@ TEST(FileChecks, WhatIsMissingIsGotByWhatTheFixSays) {
                  {"bazel run", "--data.path=FOLDER", "apt-get install dataset-fashion-mnist"}));
   const TempFolder folder;
   EXPECT_TRUE(is(check_images(folder / "none"), Verdict::kFail, {"none", "--data.path"}));
+  for (const Check& check : {check_text(""), check_images("")}) {
+    EXPECT_EQ(check.found.find("apt-get"), std::string::npos) << "said once: " << check.found;
+  }
+  // What is there and is not read needs no other text from a package.
+  const Check packed = check_text(folder.write("a.gz", "\x1f\x8b\x08"));
+  EXPECT_TRUE(is(packed, Verdict::kFail, {"a gzip file", "gunzip", "docs/data.md"}));
+  EXPECT_EQ(packed.fix.find("apt-get"), std::string::npos) << packed.fix;
+  EXPECT_EQ(check_images(folder / "none").fix.find("apt-get"), std::string::npos);
 }
 
 TEST(FileChecks, AnOutputFolderIsTriedAndLeftAlone) {

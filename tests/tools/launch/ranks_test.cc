@@ -8,7 +8,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "engine/device.h"
 #include "engine/error.h"
+#include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
 #include "tools/flight/flight_file.h"
 #include "tools/flight/flight_verdict.h"
@@ -42,6 +44,15 @@ TEST(PlanTarget, KnowsWhatMovesTensorsAndInWhichOrderItAdds) {
       EXPECT_DOUBLE_EQ(target.rates.link_bytes_per_s, 7e9);
     }
   }
+}
+
+TEST(Ranks, OnGpusNeedABuildThatHasTheirKernels) {
+  if (engine::kCudaBuilt) return;
+  TrainConfig config = config_of(1);
+  config.device = DeviceChoice::kCuda;
+  EXPECT_EQ(testing::error_of<engine::DeviceError>([&] { Ranks::choose(config); }),
+            "[device] expected a build with CUDA, got one without: build where a CUDA Toolkit is, "
+            "and without NO_CUDA (device=cuda)");
 }
 
 TEST(Ranks, OneThatNeverReturnsIsNamedAndEndsTheProcess) {
