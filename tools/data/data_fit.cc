@@ -122,6 +122,7 @@ void check_mix_fit(std::span<const TokenFile> files, const DataFit& fit, bool pa
 
 std::vector<std::string> data_warnings(const TokenFile& file, const DataFit& fit,
                                        std::int64_t max_token) {
+  if (max_token == 0) return {"every token of the data is 0: has the file been written?"};
   if (file.is_bytes() && fit.format == TokenFormat::kAuto && !fit.init_from.empty() &&
       fit.vocab > kNumBytes) {
     return {

@@ -23,6 +23,8 @@ std::vector<std::string> unmet_requests(const TrainConfig& config, const TrainPo
     }
     return lines;
   }
+  if (static_cast<float>(c.lr) == 0)
+    lines.push_back(fmt::format("no parameter is updated: train.lr={}", c.lr));
   if (c.warmup > c.steps && c.lr > 0) {
     lines.push_back(
         fmt::format("the warmup is longer than the run (train.warmup={}, train.steps={}): the "

@@ -159,6 +159,9 @@ TEST_F(DataFitTest, AVocabularyFarAboveTheDataIsSaid) {
   EXPECT_EQ(data_warnings(tokens, {.vocab = 50'257}, 50'256).size(), 0u);
   EXPECT_EQ(data_warnings(tokens, {.vocab = 50'257}, 30'000).size(), 0u);
   EXPECT_EQ(data_warnings(tokens, {.vocab = 256}, 64).size(), 0u);
+  // As of a memory map that a program has made and not filled.
+  EXPECT_EQ(data_warnings(tokens, {.vocab = 256}, 0),
+            std::vector<std::string>{"every token of the data is 0: has the file been written?"});
   const auto of_tokens = data_warnings(tokens, {.vocab = 50'257}, 9'999);
   ASSERT_EQ(of_tokens.size(), 1u);
   EXPECT_TRUE(has(of_tokens[0], {"50,257 tokens", "none above 9,999", "--model.vocab"}));
