@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <optional>
@@ -14,7 +13,9 @@
 #include "shard/checkpoint/agreement.h"
 #include "shard/checkpoint/load.h"
 #include "shard/checkpoint/manifest.h"
+#include "shard/checkpoint/reader.h"
 #include "tools/config/changed_settings.h"
+#include "tools/config/misfit.h"
 
 namespace tessera::tools {
 
@@ -54,6 +55,25 @@ std::vector<double> numbers(const std::string& text, const std::string& path) {
     at = next == end ? end : next + 1;
   }
   return values;
+}
+
+// Of the checkpoint `path`, or of the newest one in it whose manifest can be read; none of a
+// folder without.
+std::map<std::string, std::string> saved_values(const std::string& path) {
+  std::vector<std::string> paths = {path};
+  try {
+    for (const std::int64_t step : shard::steps_in(path)) {
+      paths.push_back(shard::checkpoint_path(path, step));
+    }
+  } catch (const engine::IoError&) {  // it is no folder, as the error says
+  }
+  for (const std::string& one : paths) {
+    try {
+      return shard::CheckpointReader(one).manifest().values;
+    } catch (const engine::IoError&) {  // as loads do, which say so
+    }
+  }
+  return {};
 }
 
 }  // namespace
@@ -113,32 +133,42 @@ bool RunCheckpoints::is_one_checkpoint(const std::string& path) const {
              .front() == "one";
 }
 
-TrainPosition RunCheckpoints::resume() {
+// None if there is none.
+std::optional<shard::LoadedCheckpoint> RunCheckpoints::load() {
   const CheckpointConfig& c = config_.checkpoint;
-  if (!c.resumes()) {
-    if (checkpointer_ != nullptr) check_is_new();
-    return {};
-  }
   // Weight decay is the configuration's, which may have changed.
   const shard::LoadOptions options{.strict = c.strict, .groups = false};
   const auto warn = [this](std::string_view line) { this->warn(line); };
-  std::optional<shard::LoadedCheckpoint> loaded;
   if (c.resume == "auto") {
-    loaded = checkpointer_ != nullptr
-                 ? checkpointer_->load_newest(options)
-                 : shard::load_newest_checkpoint(world_, parts_, folder_, options, warn);
-    if (!loaded) {
-      say(fmt::format("no checkpoint in {}: a new run", escaped(folder_)));
-      return {};
-    }
-  } else {
-    const std::string path = resolve_user_path(c.resume);
-    loaded = is_one_checkpoint(path)
-                 ? shard::load_checkpoint(world_, parts_, path, options)
-                 : shard::load_newest_checkpoint(world_, parts_, path, options, warn);
-    if (checkpointer_ != nullptr) checkpointer_->continue_from(*loaded);
+    return checkpointer_ != nullptr
+               ? checkpointer_->load_newest(options)
+               : shard::load_newest_checkpoint(world_, parts_, folder_, options, warn);
   }
-  return take_over(*loaded);
+  const std::string path = resolve_user_path(c.resume);
+  std::optional<shard::LoadedCheckpoint> loaded =
+      is_one_checkpoint(path) ? shard::load_checkpoint(world_, parts_, path, options)
+                              : shard::load_newest_checkpoint(world_, parts_, path, options, warn);
+  if (checkpointer_ != nullptr) checkpointer_->continue_from(*loaded);
+  return loaded;
+}
+
+TrainPosition RunCheckpoints::resume() {
+  if (!config_.checkpoint.resumes()) {
+    if (checkpointer_ != nullptr) check_is_new();
+    return {};
+  }
+  std::optional<shard::LoadedCheckpoint> loaded;
+  try {
+    loaded = load();
+  } catch (const engine::InvalidArgument& e) {
+    const std::string& where = config_.checkpoint.resume;
+    const auto saved = saved_values(where == "auto" ? folder_ : resolve_user_path(where));
+    engine::fail("{}",
+                 misfit_text(e.what(), changed_settings(text(saved, "config"), identity_.config)));
+  }
+  if (loaded) return take_over(*loaded);
+  say(fmt::format("no checkpoint in {}: a new run", escaped(folder_)));
+  return {};
 }
 
 void RunCheckpoints::tell_changes(const shard::LoadedCheckpoint& loaded) const {

@@ -43,8 +43,8 @@ class RunCheckpoints {
                  const TrainConfig& config, RunIdentity identity, RunLog* log);
 
   /// Loads what the option resume says, and tells. Throws InvalidArgument for a checkpoint of
-  /// another model, and for a new run where there are checkpoints; otherwise as
-  /// shard::Checkpointer.
+  /// another model, naming the options that have changed since it was saved, and for a new run
+  /// where there are checkpoints; otherwise as shard::Checkpointer.
   TrainPosition resume();
   /// Whether a checkpoint is due after `step` steps.
   bool is_due(std::int64_t step) const;
@@ -66,6 +66,7 @@ class RunCheckpoints {
   void check_is_new();
   bool is_one_checkpoint(const std::string& path) const;
   void tell_changes(const shard::LoadedCheckpoint& loaded) const;
+  std::optional<shard::LoadedCheckpoint> load();
   TrainPosition take_over(const shard::LoadedCheckpoint& loaded);
 
   comm::ProcessGroup& world_;
