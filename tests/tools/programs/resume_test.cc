@@ -235,6 +235,28 @@ TEST_F(Resume, FromAFolderOfOneOrOfSeveralIntoAnother) {
   }
 }
 
+// Files that have come into another run's folder are known by the run that they are of.
+TEST_F(Resume, CheckpointsThatAreSavedElsewhereAreOfTheRunThatGoesOn) {
+  const auto run_of = [&](const std::string& out, int step) {
+    const std::string path = fmt::format("{}/checkpoints/step_{}/manifest.json", out, step);
+    return testing::parse_json(folder_.read(path)).at("run").get<std::string>();
+  };
+  EXPECT_EQ(run({{"checkpoint.every", "8"}, {"out", folder_ / "a"}}).exit_code, 0);
+  EXPECT_EQ(run({{"checkpoint.every", "8"}, {"out", folder_ / "b"}}).exit_code, 0);
+  EXPECT_NE(run_of("a", 8), run_of("b", 8)) << "two runs";
+  for (const std::string from : {"a/checkpoints/step_8", "a/checkpoints"}) {
+    const std::string out = from.ends_with('8') ? "one" : "several";
+    const Flags flags = {{"resume", folder_ / from},
+                         {"out", folder_ / out},
+                         {"checkpoint.every", "8"},
+                         {"train.steps", "14"},
+                         {"train.schedule", "constant"}};
+    const Outcome next = run(flags);
+    ASSERT_EQ(next.exit_code, 0) << next.err;
+    EXPECT_EQ(run_of(out, 14), run_of("a", 8)) << from;
+  }
+}
+
 TEST_F(Resume, WhatDoesNotFitIsRefusedBeforeTraining) {
   EXPECT_EQ(run({{"checkpoint.every", "6"}, {"save.final", folder_ / "model"}}).exit_code, 0);
   const std::string log = folder_.read("run/log.jsonl");

@@ -299,6 +299,24 @@ TEST(RunSummary, WithoutAPlanNothingIsSaidToBePlanned) {
   }
 }
 
+TEST(RunSummary, NamesTheThreeLargestCategoriesOfMemoryInTheirOrder) {
+  using engine::Category;
+  StepRecord record = record_of(1, 2);
+  for (const auto& [category, mib] : std::map<Category, std::int64_t>{{Category::kGradient, 4},
+                                                                      {Category::kActivation, 2},
+                                                                      {Category::kOptimizer, 8},
+                                                                      {Category::kWorkspace, 3}}) {
+    record.memory.peak_nbytes[static_cast<std::size_t>(category)] = mib << 20;
+  }
+  RunSummary summary;
+  summary.add(record, {});
+  std::string text;
+  for (const auto& [label, row] : RunSummary::rows(summary.figures().value(), "tokens")) {
+    text += row + "\n";
+  }
+  EXPECT_TRUE(has(text, {"(largest: optimizer 8.0 MiB, gradient 4.0 MiB, workspace 3.0 MiB)\n"}));
+}
+
 /// Figures of a calm run with these shares.
 RunSummary::Figures calm(double exposed, double optimizer, double data) {
   RunSummary::Figures f;

@@ -170,6 +170,14 @@ TEST(ResumedRun, ValidatesOnceBehindAStep) {
   EXPECT_EQ(behind.error, "");
   EXPECT_EQ(behind.resumed.step, 4);
   EXPECT_EQ(validations, (std::vector<std::int64_t>{6, 8, 9})) << "that of step 4 is in the log";
+  // Nothing is left to train, and the last step is one that validates anyway.
+  validations.clear();
+  training.change = [](TrainConfig& config) {
+    config.log.val_every = 3;
+    config.parallel.ranks = 1;
+  };
+  EXPECT_EQ(train_mlp(folder, resumed(training)).error, "");
+  EXPECT_EQ(validations, std::vector<std::int64_t>{9});
 }
 
 TEST(ResumedRun, EndsWhenItsOwnMinutesAreOver) {

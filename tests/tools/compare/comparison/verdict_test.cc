@@ -97,6 +97,18 @@ TEST_F(Verdicts, NameTheFirstDifferenceAndCountTheOthers) {
             Lines{"Parity fails: zero2 has another number of steps than ddp."});
 }
 
+TEST_F(Verdicts, CountWhatTheyDoNotName) {
+  const Request five = request({"--strategies=ddp,zero1,zero2,zero3,hsdp"});
+  EXPECT_EQ(lines_of(five, {good_, good_, good_, good_, good_}).back(),
+            "Least memory: ddp; zero1; zero2; 2 more, each with 1.00 MiB a rank.");
+  // A class of which one was trained is a class.
+  const Request r = request({"--strategies=ddp,zero2", "--sweep=precision.param=f32,bf16"});
+  const RunRecord half = run_of({3, 2.01, 1}, "half");
+  const Comparison part = summarise(r, {{{good_}}, {{half}}, {{good_}}, {}});
+  EXPECT_TRUE(has(part.verdict.lines.at(0), {"the same bits within each of 2 classes of equal"}))
+      << part.verdict.lines.at(0);
+}
+
 TEST_F(Verdicts, ARunThatDoesNotRepeatItselfDiffers) {
   const Comparison all = summary({{{good_, good_}}, {{good_, run_of({3, 2.5, 1})}}, {{good_}}});
   EXPECT_TRUE(has(all.verdict.lines.at(0), {"zero2 differs from ddp by up to 0.5"}));
