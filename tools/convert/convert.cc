@@ -187,6 +187,14 @@ void to_checkpoint(const std::string& from, const std::string& to) {
       engine::escaped(to), engine::escaped(to));
 }
 
+// What a folder is that has neither a model nor a checkpoint.
+std::string found_instead(const std::string& folder) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(folder, ignored)) return "no folder";
+  const std::string inside = folder + "/checkpoints";
+  return has_checkpoint(inside) ? fmt::format("that of a run: give {}", inside) : "another";
+}
+
 void run(int argc, char** argv) {
   std::string from, to, base;
   double shard_gib = 46;
@@ -236,9 +244,9 @@ void run(int argc, char** argv) {
   }
   std::error_code ignored;
   require<IoError>(std::filesystem::exists(from + "/config.json", ignored),
-                   "[convert] expected a folder with manifest.json, step_N or config.json, got "
-                   "another ({})",
-                   from);
+                   "[convert] expected a folder with manifest.json, step_N or config.json, got {} "
+                   "({})",
+                   found_instead(from), from);
   for (const char* flag : {"base", "merge", "shard_gib"}) {
     require(!flags.is_given(flag), "[convert] expected a checkpoint with --{}, got a model ({})",
             flag, from);

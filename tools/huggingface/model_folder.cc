@@ -97,6 +97,10 @@ void check_model_folder(const std::string& folder) {
                    "[model] expected config.json and model.safetensors, got a checkpoint: go on "
                    "from it with --resume, or make a model of it with //tools:convert ({})",
                    folder);
+  require<IoError>(has("config.json") || !has("checkpoints"),
+                   "[model] expected config.json and model.safetensors, got the folder of a run: "
+                   "make a model of it with //tools:convert, --from={}/checkpoints ({})",
+                   folder, folder);
   const std::vector<std::string> foreign = foreign_weights(names);
   if (foreign.empty()) return;
   fail<IoError>("[model] expected model.safetensors, got {}{} alone: {} ({})", foreign.back(),

@@ -143,7 +143,9 @@ TEST_F(Convert, WhatCannotBeConvertedIsRefusedAndNothingIsLost) {
   EXPECT_TRUE(has(damaged.err, {"got damaged ones", "model-00001-of-00002.safetensors"}));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "model/config.json"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "model/model.safetensors"));
-  EXPECT_TRUE(has(convert("nowhere", "model").err, {"manifest.json, step_N or config.json"}));
+  EXPECT_TRUE(
+      has(convert("nowhere", "model").err, {"step_N or config.json, got no folder", "nowhere"}));
+  EXPECT_TRUE(has(convert("run", "model").err, {"got that of a run: give ", "run/checkpoints ("}));
   EXPECT_TRUE(has(convert("", "").err, {"[convert]"}));
 }
 

@@ -98,6 +98,9 @@ TEST(ModelFolder, WhatIsNoModelFolderIsSaid) {
                   {"expected a folder, got a file", "config.json"}));
   EXPECT_TRUE(has(error_of<IoError>([&] { read_gpt2_config(folder / "openai/gpt2"); }),
                   {"hf download NAME --local-dir", "openai/gpt2"}));
+  std::filesystem::create_directories(folder / "run/checkpoints");
+  EXPECT_TRUE(has(error_of<IoError>([&] { read_gpt2_config(folder / "run"); }),
+                  {"got the folder of a run", "//tools:convert, --from=", "run/checkpoints ("}));
   for (const char* name : {"manifest.json", "step_20"}) {
     const TempFolder checkpoint;
     checkpoint.write(name, "");
