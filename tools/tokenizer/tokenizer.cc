@@ -27,9 +27,13 @@ Tokenizer Tokenizer::read(const std::string& path) {
     read_bos_and_eos(folder.empty() ? "." : folder, parts);
     return Tokenizer(std::move(parts));
   }
+  const bool is_sentencepiece = !is_missing(path + "/tokenizer.model");
   require<IoError>(!is_missing(path + "/vocab.json") && !is_missing(path + "/merges.txt"),
-                   "[tokenizer] expected tokenizer.json, or vocab.json and merges.txt, got none "
-                   "({})",
+                   "[tokenizer] expected tokenizer.json, or vocab.json and merges.txt, got {} ({})",
+                   is_sentencepiece
+                       ? "tokenizer.model of SentencePiece: write a tokenizer.json, in Python "
+                         "transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(OTHER)"
+                       : "none",
                    path);
   TokenizerParts parts = read_gpt2_tokenizer(path);
   read_bos_and_eos(path, parts);

@@ -176,6 +176,10 @@ TEST_F(TokenizerFile, OtherFilesAreRefusedForWhatTheyAre) {
   EXPECT_TRUE(
       has(error_of<IoError>([&] { Tokenizer::read(empty.path()); }),
           {"expected tokenizer.json, or vocab.json and merges.txt, got none", empty.path()}));
+  empty.write("tokenizer.model", "");
+  EXPECT_TRUE(
+      has(error_of<IoError>([&] { Tokenizer::read(empty.path()); }),
+          {"got tokenizer.model of SentencePiece", "AutoTokenizer.from_pretrained(FOLDER)"}));
 }
 
 TEST_F(TokenizerFile, OlderFilesSayLess) {
