@@ -28,6 +28,7 @@
 #include "tools/huggingface/kept_files.h"
 #include "tools/huggingface/model_writer.h"
 #include "tools/models/family.h"
+#include "tools/planning/require_memory.h"
 #include "tools/weights/adapter_files.h"
 #include "tools/weights/model_files.h"
 
@@ -173,6 +174,9 @@ void merge_adapters(const std::string& from, const std::string& to, std::string 
 void to_checkpoint(const std::string& from, const std::string& to) {
   const ModelConfig config = read_model_config(from);
   const std::unique_ptr<LanguageModel> model = config.make();
+  std::int64_t nbytes = 0;
+  for (const engine::Parameter* p : parameters_of(*model)) nbytes += 4 * p->shape.numel();
+  require_memory(nbytes, "the whole model in f32", "convert it where there is more");
   comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
     const engine::Memory memory;
     shard::Fsdp fsdp(world, memory, engine::Stream::inline_cpu("compute"), model->blocks(),

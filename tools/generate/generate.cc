@@ -26,11 +26,13 @@
 #include "tools/cli/main.h"
 #include "tools/generate/eos_tokens.h"
 #include "tools/generate/generator.h"
+#include "tools/generate/memory_need.h"
 #include "tools/generate/ordered_output.h"
 #include "tools/generate/prompts.h"
 #include "tools/io/jsonl.h"
 #include "tools/launch/cpu_wishes.h"
 #include "tools/models/family.h"
+#include "tools/planning/require_memory.h"
 #include "tools/tokenizer/tokenizer.h"
 #include "tools/weights/adapter_files.h"
 #include "tools/weights/model_files.h"
@@ -216,6 +218,11 @@ void run(int argc, char** argv) {
   // Nobody waits for others but while the model is read.
   const comm::ThreadsOptions patient{.deadline = std::chrono::hours(1)};
   const auto ranks = static_cast<int>(std::min<std::int64_t>(config.ranks, std::ssize(prompts)));
+  std::size_t longest = 0;
+  for (const Prompt& prompt : prompts) longest = std::max(longest, prompt.tokens.size());
+  require_memory(generating_nbytes(model_config, ranks, static_cast<std::int64_t>(longest)),
+                 fmt::format("the model on {} rank{}", ranks, ranks == 1 ? "" : "s"),
+                 ranks == 1 ? "try a smaller model" : "try fewer --ranks, or a smaller model");
   comm::run_ranks(ranks, patient, [&](comm::ProcessGroup& world) {
     const engine::Memory memory;
     engine::Tape tape(memory, engine::Stream::inline_cpu("compute"));

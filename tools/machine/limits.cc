@@ -167,6 +167,18 @@ std::int64_t MachineLimits::usable_nbytes() const {
                   std::max<std::int64_t>(*cgroup_limit_nbytes - cgroup_used_nbytes, 0));
 }
 
+std::string_view MemoryRoom::limited_by() const {
+  switch (by) {
+    case By::kMachine:
+      return "this machine has";
+    case By::kCgroup:
+      return "a cgroup, as of a container or a batch job, allows";
+    case By::kAddressSpace:
+      return "ulimit -v allows";
+  }
+  return "";  // no other
+}
+
 std::optional<MemoryRoom> MachineLimits::memory_room() const {
   std::optional<MemoryRoom> least;
   const auto add = [&](MemoryRoom::By by, std::int64_t limit, std::int64_t left) {

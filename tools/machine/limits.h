@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera::tools {
@@ -16,6 +17,9 @@ struct MemoryRoom {
   By by = By::kMachine;
   std::int64_t nbytes = 0;
   std::int64_t limit_nbytes = 0;  ///< of the machine, the cgroup or `ulimit -v`
+
+  /// What keeps it from more, for people: "ulimit -v allows", before limit_nbytes.
+  std::string_view limited_by() const;
 };
 
 struct MachineLimits {

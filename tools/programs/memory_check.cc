@@ -22,16 +22,7 @@ namespace {
 std::string bytes(std::int64_t nbytes) { return nbytes_text(static_cast<double>(nbytes)); }
 
 std::string limit_text(const MemoryRoom& room) {
-  switch (room.by) {
-    case MemoryRoom::By::kMachine:
-      return fmt::format("this machine has {}", bytes(room.limit_nbytes));
-    case MemoryRoom::By::kCgroup:
-      return fmt::format("a cgroup, as of a container or a batch job, allows {}",
-                         bytes(room.limit_nbytes));
-    case MemoryRoom::By::kAddressSpace:
-      return fmt::format("ulimit -v allows {}", bytes(room.limit_nbytes));
-  }
-  return "";  // no other
+  return fmt::format("{} {}", room.limited_by(), bytes(room.limit_nbytes));
 }
 
 std::string ranks_text(int num_ranks) {

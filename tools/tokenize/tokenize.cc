@@ -14,10 +14,12 @@
 #include <vector>
 
 #include "engine/error.h"
+#include "engine/io/file.h"
 #include "engine/io/text.h"
 #include "tools/cli/error_output.h"
 #include "tools/cli/flags.h"
 #include "tools/cli/main.h"
+#include "tools/planning/require_memory.h"
 #include "tools/tokenize/documents.h"
 #include "tools/tokenize/token_writer.h"
 #include "tools/tokenizer/tokenizer.h"
@@ -149,6 +151,10 @@ void run(int argc, char** argv) {
   std::int64_t num_documents = 0, nbytes = 0, num_masked = 0;
   std::vector<std::int32_t> ids;
   for (const std::string& input : words.inputs) {
+    if (!is_jsonl(input)) {
+      require_memory(engine::InputFile(input).nbytes(), "the text of " + engine::escaped(input),
+                     "cut it into several, or give its documents as lines of a .jsonl");
+    }
     const DocumentFields fields{.prompt = config.prompt, .text = config.field};
     visit_documents(input, fields, [&](const Document& document) {
       if (!document.remark.empty()) {

@@ -132,6 +132,22 @@ TEST_F(Convert, TheNewestThatVerifiesIsTakenAndTheOthersArePassedOverAloud) {
                              "step_9 is in fact"}));
 }
 
+// Before its weights are read, which would end the process without a word.
+TEST_F(Convert, AModelThatTheMachineCannotHoldIsRefused) {
+  fs::create_directory(folder_ / "large");
+  folder_.write("large/config.json",
+                R"({"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8192,
+                    "n_positions": 8, "vocab_size": 16000000})");
+  const Outcome outcome = convert("large", "checkpoint");
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(
+      has(outcome.err, {"error: [memory] expected 491.3 GiB of memory for the whole model in "
+                        "f32, got ",
+                        " that are free: "}))
+      << outcome.err;
+  EXPECT_FALSE(fs::exists(folder_ / "checkpoint"));
+}
+
 TEST_F(Convert, WhatCannotBeConvertedIsRefusedAndNothingIsLost) {
   ASSERT_EQ(run({{"checkpoint.every", "3"}}).exit_code, 0);
   const std::string name = "run/checkpoints/step_3/model-00001-of-00002.safetensors";

@@ -89,6 +89,20 @@ class Generate : public ::testing::Test {
   const testing::TempFolder folder_;
 };
 
+// Before its weights are read, which would end the process without a word.
+TEST_F(Generate, AModelThatTheMachineCannotHoldIsRefused) {
+  json config = testing::parse_json(folder_.read("config.json"));
+  config["hidden_size"] = 1 << 12;
+  config["vocab_size"] = 16'000'000;
+  folder_.write("config.json", config.dump());
+  const Outcome outcome = run({"--prompt=abc"});
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(has(outcome.err,
+                  {"error: [memory] expected 97", " GiB of memory for the model on 1 rank, got ",
+                   " that are free: ", "try a smaller model\n"}))
+      << outcome.err;
+}
+
 TEST_F(Generate, PrintsWhatFollowsAPrompt) {
   const Ids want = expected({6, 8}, 20);
   const Outcome outcome = run({"--prompt=abc ab", "--tokens=20"});
