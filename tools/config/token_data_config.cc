@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "engine/error.h"
+#include "engine/io/text.h"
 #include "tools/config/data_path.h"
 #include "tools/config/default_data.h"
 #include "tools/data/mix_order.h"
@@ -130,8 +131,10 @@ std::vector<std::string> TokenDataConfig::check_heads(const DataFit& fit) const 
   check_mix_fit(files, fit, packing && files.size() == num_given);
   std::vector<std::string> lines;
   for (const TokenFile& file : files) {
-    for (std::string& line : data_warnings(file, fit, file.max_possible_token()))
-      lines.push_back(std::move(line));
+    for (const std::string& line : data_warnings(file, fit, file.max_possible_token())) {
+      lines.push_back(mix.empty() ? line
+                                  : fmt::format("{}: {}", engine::escaped(file.path()), line));
+    }
   }
   return lines;
 }

@@ -2,6 +2,7 @@
 // says, plans and refuses.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -60,6 +61,29 @@ TEST_F(Mix, SaysItsSourcesAndTheirShares) {
                                 "audit of a step, rank 0"}));
   EXPECT_EQ(outcome.out.find("differs"), std::string::npos) << outcome.out;
   EXPECT_EQ(final_record().count("val_loss"), 1U);
+}
+
+// Whatever their weights.
+TEST_F(Mix, ItsValidationIsTheMeanOverTheTokensOfAllSources) {
+  const Flags once = {{"train.steps", "1"},
+                      {"train.optimizer", "sgd"},
+                      {"train.lr", "1e-12"},
+                      {"train.warmup", "0"},
+                      {"train.schedule", "constant"}};
+  const auto val_loss = [&](Flags flags) {
+    flags.insert(once.begin(), once.end());
+    const Outcome outcome = run(flags);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return final_record().at("val_loss").get<double>();
+  };
+  const double plain = val_loss({{"data.mix", ""}, {"data.path", folder_ / "plain.bin"}});
+  const double apart = val_loss({{"data.mix", ""}, {"data.path", folder_ / "documents.bin"}});
+  const double num_plain = 4 * 8;
+  double num_apart = 0;
+  for (int i = 32; i < 40; ++i) num_apart += 2 + i % 5 - (i % 3 == 2 ? 1 : 0);
+  EXPECT_GT(std::abs(plain - apart), 1e-3);
+  EXPECT_NEAR(val_loss({}), (plain * num_plain + apart * num_apart) / (num_plain + num_apart),
+              1e-5);
 }
 
 TEST_F(Mix, OfOneFileIsThatFile) {
