@@ -1,6 +1,7 @@
 #include "tools/data/token_dataset.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <numeric>
 #include <utility>
@@ -99,6 +100,15 @@ void TokenDataset::fill(std::int64_t first, std::int64_t batch, std::span<std::i
     read_sequence(sequence_of(first + i), tokens.subspan(row, seq), targets.subspan(row, seq),
                   packs() ? positions.subspan(row, seq) : positions);
   }
+}
+
+std::int64_t TokenDataset::mean_length() const {
+  if (begins_.empty()) return options_.seq;
+  double sum = 0;
+  const std::span<const Piece> train = std::span(pieces_).first(
+      static_cast<std::size_t>(begins_[static_cast<std::size_t>(num_train_)]));
+  for (const Piece& piece : train) sum += static_cast<double>(piece.numel) * piece.numel;
+  return std::llround(sum / static_cast<double>(cut_.num_tokens));
 }
 
 std::span<const Piece> TokenDataset::pieces_of(std::int64_t sequence) const {

@@ -50,6 +50,10 @@ class TokenDataset {
   bool keeps_documents() const { return !pieces_.empty(); }
   bool packs() const { return options_.packing; }
   const DocumentCut& cut() const { return cut_; }
+  /// Of the documents and parts that tokens for training are in, one each token: attention has as
+  /// many pairs for a token as in a document of this length. Without packing a row is computed
+  /// whole: seq().
+  std::int64_t mean_length() const;
 
   /// Samples [first_sample, first_sample + batch) of the endless training order into tokens and
   /// targets, (batch, seq) each; with packing into `positions`, too, which is empty without.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <utility>
 
@@ -73,6 +74,13 @@ std::int64_t TokenMix::num_sequences() const {
   std::int64_t sum = 0;
   for (const TokenDataset& source : sources_) sum += source.num_sequences();
   return sum;
+}
+
+std::int64_t TokenMix::mean_length() const {
+  double sum = 0;
+  for (std::size_t k = 0; k < sources_.size(); ++k)
+    sum += static_cast<double>(quotas()[k] * sources_[k].mean_length());
+  return std::llround(sum / MixOrder::kBlock);
 }
 
 std::int64_t TokenMix::num_val_sequences() const {

@@ -31,6 +31,7 @@ class TokenMix {
   bool keeps_documents() const;  ///< some source does
   std::int64_t max_possible_token() const;
   std::int64_t num_sequences() const;      ///< of all sources
+  std::int64_t mean_length() const;        ///< of all, by their shares
   std::int64_t num_val_sequences() const;  ///< all of one source, then of the next
   /// The files, as people know them: "a.bin", "70.0% a.bin, 30.0% b.bin".
   std::string text() const;

@@ -142,8 +142,8 @@ void TransformerTask::prepare(const FlagSet& flags, bool on_gpus) {
 }
 
 TransformerTask::Items TransformerTask::items() const {
-  const std::int64_t seq = data_->seq();
-  return {"tokens", seq, model_.train_flops(seq) / static_cast<double>(seq)};
+  const std::int64_t length = data_->mean_length();
+  return {"tokens", data_->seq(), model_.train_flops(length) / static_cast<double>(length)};
 }
 
 std::string TransformerTask::summary() const {

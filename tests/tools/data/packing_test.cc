@@ -122,6 +122,9 @@ TEST(Packing, PutsDocumentsTogetherInTheirOrder) {
   EXPECT_EQ(data.cut().num_tokens, 21);
   EXPECT_EQ(data.cut().num_targets, 20);
   EXPECT_EQ(data.num_targets(1, 3), 6 + 7 + 7);  // into the next epoch
+  // 16 + 25 + 1 + 4 + 49 + 4 pairs of 21 tokens; of rows that are computed whole all.
+  EXPECT_EQ(data.mean_length(), 5);
+  EXPECT_EQ(TokenDataset(TokenFile(path), {.seq = 7, .vocab = kVocab}).mean_length(), 7);
 }
 
 TEST(Packing, PaddingIsADocumentOfItsOwn) {
