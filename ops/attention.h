@@ -27,9 +27,10 @@ struct AttentionShape {
                                   ///< g; 0: H
   float scale = 0;                ///< of the scores, not negative; 0: 1 / sqrt(D)
   bool causal = true;             ///< token t sees tokens 0..t only
-  /// Where tokens stand in the documents that share a row (B, T), i32, data: 0 begins a document,
-  /// of whose tokens alone a later one sees what is before it; other numbers are not read. Asks for
-  /// `causal`. Undefined: a row is one document.
+  /// Where tokens stand in the documents that share a row (B, T), i32, data. The first token of a
+  /// row begins a document, and so does each at 0; any other goes on with the one before. A token
+  /// sees those of its own document, up to itself. Asks for `causal`. Undefined: a row is one
+  /// document.
   engine::Tensor positions = {};
   CudaAttention cuda = CudaAttention::kAuto;  ///< has no say on the CPU
 };
@@ -40,14 +41,16 @@ struct AttentionShape {
 ///   matrix products as it is on CUDA and on a CPU that multiplies bf16, and probabilities and the
 ///   gradients of scores are rounded to it for them, each by at most 2^-8 of itself.
 ///   Saves qkv, y and the log-sum-exp of the scores (B, H, T) f32; backward recomputes the
-///   probabilities tile by tile. Tiles between documents are not computed. On the CPU a document
-///   has the bits of a row of its own, but that products of bf16 read f32 where matrices of bf16
-///   are multiplied by a library; positions are saved. On CUDA (2, B, T) i32 is saved, where
-///   documents begin and end. FLOPs are counted as of rows that are one document. Workspace grows
-///   as T * D; on CUDA backward in bf16 takes as much in f32 as q has elements, D rounded up to 32,
-///   64, 96 or 128, if T is more than a block's keys. On CUDA D is at most 128. Throws
-///   InvalidArgument if qkv or positions are not of that form, KV does not divide H, D is too
-///   large, or the GPU is not one for the kernels that are asked for.
+///   probabilities tile by tile. Workspace grows as T * D; on CUDA backward in bf16 takes as much
+///   in f32 as q has elements, D rounded up to 32, 64, 96 or 128, if T is more than a block's keys.
+///   On CUDA D is at most 128.
+///   Tiles between documents are not computed, though FLOPs are counted as of rows that are one. On
+///   the CPU a document has the bits of a row of its own, but that products of bf16 read f32 where
+///   a library multiplies matrices of bf16; positions are saved. On CUDA (2, B, T) i32 is saved,
+///   where documents begin and end, and infinity or NaN may reach another document in its tile.
+///   Throws InvalidArgument if qkv or positions are not of that form, for positions without the
+///   causal mask, or if KV does not divide H, D is too large, or the GPU is not one for the kernels
+///   that are asked for.
 engine::Tensor attention(engine::Tape& tape, const engine::Tensor& qkv,
                          const AttentionShape& shape);
 

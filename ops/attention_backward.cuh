@@ -24,10 +24,10 @@ namespace tessera::ops::flash {
 // number a key tile of kHeadsTogether heads before the next one of any of them, so that a block
 // starts after its predecessor and rarely waits, and what they share is still in L2.
 //
-// Where documents share a row, a block walks no query after the document of its last key, and the
-// first to add to a tile of dq is the block with the first key of the document of the tile's first
-// query. Both follow from where documents begin, which never falls along a row, so that who adds
-// and who waits agree.
+// Where documents share a row, a block begins with the last tile of its last key's document, and
+// the first to add to a tile of dq is the block with the first key of the document of the tile's
+// first query. Both follow from where documents begin, which never falls along a row, so that who
+// adds and who waits agree.
 //
 // The other way is two kernels, one that owns keys and one that owns queries, neither of which adds
 // to memory (attention_f32.cuh): seven products in place of five, and exponentials twice. What

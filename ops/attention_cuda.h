@@ -89,8 +89,9 @@ engine::Tensor empty_attention_sums(const engine::Stream& stream, const engine::
                                     engine::DType dtype);
 
 /// Assigns every element of dqkv, or adds to it, and assigns `column_sums`, if it is defined: made
-/// by empty_attention_sums() for the same kernels. Workspace of `memory`: (B, H, T) f32, and for
-/// bf16 f32 for each element of q, T and the head size rounded up to tiles. Throws DeviceError.
+/// by empty_attention_sums() for the same kernels; `documents` may be undefined, as in forward.
+/// Workspace of `memory`: (B, H, T) f32, and for bf16 f32 for each element of q, T and the head
+/// size rounded up to tiles. Throws DeviceError.
 void attention_backward_cuda(const engine::Stream& stream, const engine::Memory& memory,
                              CudaAttention kernels, const AttentionLayout& layout,
                              const engine::Tensor& documents, const engine::Tensor& qkv,

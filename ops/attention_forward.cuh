@@ -81,7 +81,8 @@ struct OnlineSoftmax {
   }
 };
 
-/// One block for kRows queries of a head; blocks with the most keys come first. `lse` may be null.
+/// One block for kRows queries of a head; blocks with the most keys come first, but for documents.
+/// `lse` may be null.
 template <bool kVector, int kSize, class Layout>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(Layout s, const BFloat16* qkv, BFloat16* y, float* lse) {

@@ -30,7 +30,8 @@ struct ForwardTiles {
   static constexpr std::size_t kSharedNbytes = kAtomNbytes + Queries::kNbytes + 4 * Keys::kNbytes;
 };
 
-/// One block for kRows queries of a head; blocks with the most keys come first. `lse` may be null.
+/// One block for kRows queries of a head; blocks with the most keys come first, but for documents.
+/// `lse` may be null.
 template <bool kVector, int kSize, class Layout>
 __global__ void __launch_bounds__(ForwardTiles<kSize>::kThreads, ForwardTiles<kSize>::kBlocks)
     forward_kernel(Layout s, const BFloat16* qkv, BFloat16* y, float* lse) {

@@ -71,7 +71,7 @@ void fill_table(float* table, std::int64_t tokens, const std::int32_t* positions
                 const std::vector<double>& steps) {
   const std::size_t half = steps.size();
   std::vector<double> cosines(half), sines(half), cos_step(half), sin_step(half);
-  for (std::size_t i = 0; i < half; ++i) {
+  for (std::size_t i = 0; tokens > 1 && i < half; ++i) {
     cos_step[i] = std::cos(steps[i]);
     sin_step[i] = std::sin(steps[i]);
   }
@@ -79,7 +79,7 @@ void fill_table(float* table, std::int64_t tokens, const std::int32_t* positions
   for (std::int64_t t = 0; t < tokens; ++t, table += 2 * half) {
     const std::int64_t position = positions != nullptr ? positions[t] : t;
     for (std::size_t i = 0; i < half; ++i) {
-      if (position != before + 1) {
+      if (position == 0 || position != before + 1) {
         const double angle = static_cast<double>(position) * steps[i];
         cosines[i] = std::cos(angle);
         sines[i] = std::sin(angle);

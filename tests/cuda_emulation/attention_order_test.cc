@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "ops/attention.h"
 #include "tests/emulator/control.h"
@@ -21,6 +22,7 @@ struct Case {
   std::int64_t batch, tokens, heads, kv_heads, head_size;
   bool causal;
   CudaAttention cuda = CudaAttention::kMma;
+  std::int64_t document = 0;  // tokens of each but the last of a sample; 0: a row is one
 };
 
 OpRun run_in_order(const Case& c, std::uint64_t seed) {
@@ -30,9 +32,19 @@ OpRun run_in_order(const Case& c, std::uint64_t seed) {
   const OpCase op{
       .inputs = {{c.batch, c.tokens, (c.heads + 2 * c.kv_heads) * c.head_size}},
       .build = [c](Tape& tape, const auto& x, auto&) {
-        return attention(
-            tape, x[0],
-            {.num_heads = c.heads, .num_kv_heads = c.kv_heads, .causal = c.causal, .cuda = c.cuda});
+        Tensor positions;
+        if (c.document > 0) {
+          std::vector<std::int32_t> at;
+          for (std::int64_t i = 0; i < c.batch * c.tokens; ++i)
+            at.push_back(static_cast<std::int32_t>(i % c.tokens % c.document));
+          positions = Tensor::from<std::int32_t>(tape.memory(), {c.batch, c.tokens}, at);
+        }
+        return attention(tape, x[0],
+                         {.num_heads = c.heads,
+                          .num_kv_heads = c.kv_heads,
+                          .causal = c.causal,
+                          .positions = positions,
+                          .cuda = c.cuda});
       }};
   return run_op(op, {.dtype = DType::kBF16, .on_cuda = true});
 }
@@ -46,7 +58,12 @@ TEST_F(AttentionOrderTest, BitsDoNotDependOnTheOrderOfBlocks) {
         Case{1, 130, 2, 2, 100, true}, Case{1, 280, 2, 1, 64, true, CudaAttention::kWgmma},
         Case{1, 260, 1, 1, 40, false, CudaAttention::kWgmma},
         Case{9, 130, 2, 2, 64, true, CudaAttention::kWgmma},
-        Case{1, 200, 2, 2, 100, true, CudaAttention::kWgmma}}) {
+        Case{1, 200, 2, 2, 100, true, CudaAttention::kWgmma},
+        // That begin in other blocks than the first, and end before the last.
+        Case{1, 420, 2, 1, 40, true, CudaAttention::kMma, 190},
+        Case{9, 330, 1, 1, 100, true, CudaAttention::kMma, 150},
+        Case{1, 420, 2, 1, 40, true, CudaAttention::kWgmma, 190},
+        Case{9, 330, 1, 1, 100, true, CudaAttention::kWgmma, 150}}) {
     const OpRun natural = run_in_order(c, 0);
     for (std::uint64_t seed = 1; seed < kSeeds; ++seed)
       EXPECT_EQ(run_in_order(c, seed).grads, natural.grads) << c.tokens << ", seed " << seed;

@@ -25,7 +25,9 @@ struct Case {
   std::int64_t batch, tokens, heads, kv_heads, head_size;
   bool causal = true;
   float scale = 0;
-  std::vector<std::int64_t> documents = {};  // lengths, of each sample; none: a row is one
+  // Lengths in the first sample, which every other sample has the other way round; none: a row is
+  // one document.
+  std::vector<std::int64_t> documents = {};
 
   std::int64_t width() const { return (heads + 2 * kv_heads) * head_size; }
   Shape qkv_shape() const { return {batch, tokens, width()}; }
@@ -36,18 +38,23 @@ struct Case {
             .causal = causal,
             .positions = documents.empty() ? Tensor() : positions()};
   }
+  std::vector<std::int64_t> documents_of(std::int64_t b) const {
+    std::vector<std::int64_t> of_sample = documents;
+    if (b % 2 == 1) std::ranges::reverse(of_sample);
+    return of_sample;
+  }
   Tensor positions() const {
     std::vector<std::int32_t> at;
     for (std::int64_t b = 0; b < batch; ++b) {
-      for (const std::int64_t length : documents)
+      for (const std::int64_t length : documents_of(b))
         for (std::int64_t t = 0; t < length; ++t) at.push_back(static_cast<std::int32_t>(t));
     }
     return Tensor::from<std::int32_t>(Memory(), {batch, tokens}, at);
   }
-  // That token t sees.
-  std::int64_t first_key(std::int64_t t) const {
+  // That token t of a sample sees.
+  std::int64_t first_key(std::int64_t b, std::int64_t t) const {
     std::int64_t begin = 0;
-    for (const std::int64_t length : documents) {
+    for (const std::int64_t length : documents_of(b)) {
       if (begin + length > t) break;
       begin += length;
     }
@@ -81,7 +88,7 @@ Naive naive_attention(const Case& c, const Values& qkv, const Values& dy) {
         return static_cast<std::size_t>((b * c.tokens + t) * c.width() + head * d);
       };
       for (std::int64_t t = 0; t < c.tokens; ++t) {
-        const std::int64_t begin = c.first_key(t), end = c.causal ? t + 1 : c.tokens;
+        const std::int64_t begin = c.first_key(b, t), end = c.causal ? t + 1 : c.tokens;
         const std::size_t q = at(t, h);
         const auto y = static_cast<std::size_t>((b * c.tokens + t) * out_width + h * d);
         Values p(static_cast<std::size_t>(end)), dp(p.size());
@@ -356,7 +363,7 @@ TEST(AttentionTest, ADocumentHasTheBitsThatItHasAlone) {
         return Values(of.begin() + begin * width, of.begin() + (begin + tokens) * width);
       };
       for (std::int64_t b = 0, begin = 0; b < c.batch; ++b) {
-        for (const std::int64_t tokens : documents) {
+        for (const std::int64_t tokens : c.documents_of(b)) {
           if (tokens == c.tokens) continue;
           const auto [own_y, own_dqkv] = run(begin, tokens, alone);
           EXPECT_EQ(part(y, begin, tokens, y_width), own_y) << begin;

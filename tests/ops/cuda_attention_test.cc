@@ -125,7 +125,9 @@ TEST_P(CudaAttentionTest, EqualsTheCpuForDocuments) {
     SCOPED_TRACE(fmt::format("documents of {}", fmt::join(documents, ", ")));
     expect_as_cpu({batch, tokens, heads, kv_heads, head_size, true, 0, documents});
   };
-  expect(1, 7, 1, 1, 64, {1});
+  expect(1, 1, 1, 1, 64, {1});
+  expect(1, 140, 1, 1, 96, {1});
+  expect(2, 290, 3, 1, 100, {45, 130});
   expect(2, 150, 2, 1, 64, {33, 1, 70});        // across tiles of queries and of keys
   expect(1, 385, 2, 1, 50, {64, 128, 1, 127});  // that begin where tiles do
   expect(1, 600, 1, 1, 64, {260, 340});         // of many tiles, beginning inside of one
@@ -137,7 +139,9 @@ TEST_P(CudaAttentionTest, EqualsTheCpuForDocuments) {
 TEST_P(CudaAttentionTest, GradientIsAddedToWhatIsThere) {
   for (const std::int64_t tokens : {70, 150}) {
     for (const std::int64_t head_size : {13, 64, 100, 128}) {
-      const OpCase op = attention_case({1, tokens, 2, 1, head_size});
+      std::vector<std::int64_t> documents;
+      if (head_size > 64) documents = {tokens / 3, tokens};
+      const OpCase op = attention_case({1, tokens, 2, 1, head_size, true, 0, documents});
       expect_f32(op, 2);
       expect_bf16(op, 2);
     }
@@ -246,7 +250,8 @@ TEST_P(CudaAttentionTest, LeavesTheSumsOfTheColumnsOfItsGradient) {
        {Case{1, 1, 1, 1, 64}, Case{2, 64, 2, 1, 64}, Case{1, 65, 1, 1, 61}, Case{2, 300, 2, 1, 64},
         Case{1, 140, 4, 2, 64}, Case{1, 205, 1, 1, 50, false}, Case{1, 384, 1, 1, 64, false},
         Case{2, 17, 1, 1, 128}, Case{2, 200, 2, 1, 128}, Case{1, 330, 1, 1, 104},
-        Case{1, 321, 1, 1, 101, false}, Case{1, 130, 4, 2, 100}}) {
+        Case{1, 321, 1, 1, 101, false}, Case{1, 130, 4, 2, 100},
+        Case{2, 300, 2, 1, 64, true, 0, {33, 150}}, Case{1, 330, 1, 1, 104, true, 0, {100, 61}}}) {
     SCOPED_TRACE(fmt::format("B{} T{} H{} KV{} D{} {}", c.batch, c.tokens, c.heads, c.kv_heads,
                              c.head_size, c.causal ? "causal" : "full"));
     LastWorks last;

@@ -49,7 +49,7 @@ struct Pass {
   /// The loss is the sum over targets that are not masked, for a mean over more than the batch.
   bool is_sum = false;
   /// (B, T) i32, where tokens stand in the documents that share a row, each from 0; undefined: a
-  /// row is one document.
+  /// row is one document. A loss takes them from its batch.
   engine::Tensor positions = {};
   /// Whose tokens come before those of the batch; null: none do.
   KeyValueCache* cache = nullptr;

@@ -65,6 +65,8 @@ Tensor Transformer::loss(Tape& tape, const std::vector<Tensor>& batch, const Pas
           "[{}] expected a batch of tokens, targets and, if at all, positions, got {} tensors",
           where_, batch.size());
   Pass of_batch = pass;
+  require(pass.cache == nullptr && !pass.positions.defined(),
+          "[{}] expected a loss without kept tokens, and positions in the batch alone", where_);
   if (batch.size() == 3) of_batch.positions = batch[2];
   return tape.region(root_, [&] {
     return ops::linear_cross_entropy(tape, features(tape, batch[0], of_batch), head(), batch[1],
