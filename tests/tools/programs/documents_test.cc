@@ -91,6 +91,89 @@ TEST_F(Documents, ArePlannedAsTheyAreTrained) {
             std::string::npos);
 }
 
+TEST_F(Documents, ArePackedIntoSequencesThatAreFewer) {
+  const Outcome outcome = run({{"data.packing", "true"}, {"audit", "true"}, {"train.seed", "3"}});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, {"17 sequences of 8 that 32 documents and parts are packed into, "
+                                "8.1% padding; of 125 tokens 115 are learned",
+                                "audit of a step, rank 0"}));
+  EXPECT_EQ(outcome.out.find("differs"), std::string::npos) << outcome.out;
+  EXPECT_NEAR(final_record().at("val_loss").get<double>(), std::log(256), 0.5);
+}
+
+// Of which an epoch in one step has the loss and gradient of one without packing.
+TEST_F(Documents, LearnTheSamePackedOrNot) {
+  const auto epoch = [&](const Flags& more) {
+    Flags flags = more;
+    for (const auto& [name, value] : Flags{{"data.val_fraction", "0.2"},
+                                           {"train.steps", "1"},
+                                           {"train.accum", "1"},
+                                           {"parallel.ranks", "1"},
+                                           {"train.optimizer", "sgd"},
+                                           {"train.grad_clip", "0"},
+                                           {"log.every", "1"}}) {
+      flags[name] = value;
+    }
+    const Outcome outcome = run(flags);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return final_record();
+  };
+  const json alone = epoch({{"train.batch", "32"}});
+  const json packed = epoch({{"train.batch", "17"}, {"data.packing", "true"}});
+  EXPECT_NEAR(packed.at("val_loss").get<double>(), alone.at("val_loss").get<double>(), 1e-5);
+}
+
+TEST_F(Documents, PackedHaveTheBitsOfOneRankAndOfARunThatWasNotInterrupted) {
+  const auto on = [](std::int64_t ranks) {
+    return Flags{{"train.steps", "6"},
+                 {"data.packing", "true"},
+                 {"parallel.ranks", std::to_string(ranks)},
+                 {"train.accum", std::to_string(4 / ranks)}};
+  };
+  EXPECT_EQ(run(on(1)).exit_code, 0);
+  const json whole = final_record();
+  for (const std::string strategy : {"ddp", "zero2", "zero3"}) {
+    Flags flags = on(strategy == "ddp" ? 4 : 2);
+    flags["parallel.strategy"] = strategy;
+    EXPECT_EQ(run(flags).exit_code, 0);
+    EXPECT_EQ(final_record().at("params_sha256"), whole.at("params_sha256")) << strategy;
+  }
+  Flags saving = on(2);
+  saving["checkpoint.every"] = "3";
+  saving["checkpoint.dir"] = folder_ / "saved";
+  saving["out"] = folder_ / "first";
+  EXPECT_EQ(run(saving).exit_code, 0);
+  Flags resumed = on(4);
+  resumed["checkpoint.every"] = "3";
+  resumed["checkpoint.dir"] = folder_ / "more";
+  resumed["resume"] = folder_ / "saved/step_3";
+  EXPECT_EQ(run(resumed).exit_code, 0);
+  EXPECT_EQ(final_record().at("params_sha256"), whole.at("params_sha256"));
+  resumed["data.packing"] = "false";
+  resumed["checkpoint.dir"] = folder_ / "other";
+  EXPECT_TRUE(has(run(resumed).out, {"  changed: data.packing=false (was true)",
+                                     "so a sample is another than it would have been"}));
+}
+
+TEST_F(Documents, PackedArePlannedAsTheyAreTrained) {
+  for (const Flags& more : {Flags{}, {{"memory_budget", "1GiB"}}}) {
+    Flags flags = with(more);
+    flags["data.packing"] = "true";
+    flags["plan"] = "true";
+    const Outcome planned = testing::run_program(testing::kTransformer, flags);
+    EXPECT_EQ(planned.exit_code, 0) << planned.err;
+    flags.erase("plan");
+    const Outcome plan = testing::run_program("tools/programs/plan", flags);
+    const auto without_time = [](const std::string& text) {
+      return text.substr(0, text.find(", which took this host"));
+    };
+    EXPECT_EQ(without_time(plan.out), without_time(planned.out));
+    flags["data.packing"] = "false";
+    EXPECT_NE(without_time(testing::run_program("tools/programs/plan", flags).out),
+              without_time(plan.out));
+  }
+}
+
 TEST_F(Documents, AreNoGraphs) {
   tools::TrainConfig config;
   EXPECT_EQ(tools::graph_obstacle(config, 1, /*on_gpus=*/true), "");
