@@ -85,9 +85,8 @@ TEST_F(AdapterFiles, WhatIsNotComputedIsRefusedByItsKey) {
                              {"trainable_token_indices", json::array({1})},
                              {"use_what_is_new", true}};
   for (const auto& [key, value] : not_computed.items()) {
-    EXPECT_TRUE(has(error_of<IoError>([&] {
-                      read({{key, value}});
-                    }),
+    const json change = {{key, value}};
+    EXPECT_TRUE(has(error_of<IoError>([&] { read(change); }),
                     {"[lora] expected adapters without " + key + ", which is not computed here",
                      "(" + path + ")"}));
   }
@@ -96,7 +95,8 @@ TEST_F(AdapterFiles, WhatIsNotComputedIsRefusedByItsKey) {
       {"lora_alpha", "x"},       {"lora_dropout", 1}, {"init_lora_weights", "pissa"},
       {"target_modules", ".*q"}, {"use_rslora", 1},   {"base_model_name_or_path", 3}};
   for (const auto& [key, value] : wrong.items()) {
-    EXPECT_TRUE(has(error_of<IoError>([&] { read({{key, value}}); }), {"[lora]", key, path}));
+    const json change = {{key, value}};
+    EXPECT_TRUE(has(error_of<IoError>([&] { read(change); }), {"[lora]", key, path}));
   }
   for (const json& targets : {json::array(), json::array({1}), json()}) {
     EXPECT_TRUE(has(error_of<IoError>([&] {
