@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,10 +34,9 @@ struct Cache {
   Tensor keys, values;
 };
 
-/// What all layers are given: the positions of the tokens, and what they see.
-struct Places {
-  Tensor at, mask;
-};
+inline Tensor product(Tape& tape, const Tensor& x, Parameter& w) {
+  return ops::linear(tape, x, w, nullptr, ops::WeightLayout::kOutIn);
+}
 
 struct Layer {
   Layer(std::string of, const Sizes& sizes) : name(std::move(of)), s(sizes) {}
@@ -46,27 +44,27 @@ struct Layer {
     return {name + end, {out_size, in_size}, Init::normal(0.02f)};
   }
 
-  // x (B, T, C), which follows the tokens in `cache` if there is one.
-  Tensor operator()(Tape& tape, const Tensor& x, const Places& places, Cache* cache) {
-    const std::int64_t B = x.dim(0), T = x.dim(1);
-    const auto product = [&](const Tensor& of, Parameter& w) {
-      return ops::linear(tape, of, w, nullptr, ops::WeightLayout::kOutIn);
-    };
-    const ops::RopeOptions rotation{.positions = places.at};
+  // x (B, T, C) of tokens at positions `at` (T), which follow those of `kept` unless it is null.
+  Tensor operator()(Tape& tape, const Tensor& x, const Tensor& at, const Tensor& mask,
+                    Cache* kept) {
     const Tensor h = ops::rmsnorm(tape, x, norm);
-    const Tensor queries = ops::rope(tape, product(h, q).reshape({B, T, s.heads, D}), rotation);
-    Tensor keys = ops::rope(tape, product(h, k).reshape({B, T, s.kv_heads, D}), rotation);
-    Tensor values = product(h, v).reshape({B, T, s.kv_heads, D});
-    if (cache != nullptr) {
-      if (cache->keys.defined()) {
-        keys = ops::concat(tape, {cache->keys, keys}, 1);
-        values = ops::concat(tape, {cache->values, values}, 1);
+    const auto heads = [&](Parameter& w) {
+      return product(tape, h, w).reshape({x.dim(0), x.dim(1), w.shape.dim(0) / D, D});
+    };
+    const Tensor queries = ops::rope(tape, heads(q), {.positions = at});
+    Tensor keys = ops::rope(tape, heads(k), {.positions = at}), values = heads(v);
+    if (kept != nullptr) {
+      if (kept->keys.defined()) {
+        keys = ops::concat(tape, {kept->keys, keys}, 1);
+        values = ops::concat(tape, {kept->values, values}, 1);
       }
-      *cache = {keys, values};
+      *kept = {keys, values};
     }
-    const Tensor y = ops::dot_product_attention(tape, queries, keys, values, {.mask = places.mask});
-    const auto [sum, m] = ops::add_rmsnorm(tape, x, product(y.reshape(x.shape()), out), mlp_norm);
-    return ops::add(tape, sum, product(ops::swiglu(tape, product(m, gate), product(m, up)), down));
+    const Tensor y = ops::dot_product_attention(tape, queries, keys, values, {.mask = mask});
+    const Tensor z = product(tape, y.reshape(x.shape()), out);
+    const auto [sum, m] = ops::add_rmsnorm(tape, x, z, mlp_norm);
+    const Tensor gated = ops::swiglu(tape, product(tape, m, gate), product(tape, m, up));
+    return ops::add(tape, sum, product(tape, gated, down));
   }
 
   std::string name;
@@ -82,38 +80,34 @@ struct Layer {
 };
 
 struct Model {
-  explicit Model(const Sizes& sizes)
-      : table{"table", {sizes.vocab, sizes.width}, Init::normal(0.02f)},
-        norm{"norm", {sizes.width}, Init::ones()} {
-    for (std::int64_t i = 0; i < sizes.layers; ++i) {
-      blocks.push_back(&layers.emplace_back("layers." + std::to_string(i), sizes).block);
-    }
+  explicit Model(const Sizes& sizes) : s(sizes) {
+    for (std::int64_t i = 0; i < s.layers; ++i)
+      blocks.push_back(&layers.emplace_back("layers." + std::to_string(i), s).block);
   }
 
-  /// Of tokens (B, T) i32 the logits (B, T, V) of the next ones. With caches, one for each layer,
-  /// they follow those that these hold, and are added.
+  /// Of tokens (B, T) i32 the logits (B, T, V) of the next ones. With `caches`, none or one for
+  /// each layer, they follow those that these hold, and are added.
   Tensor logits(Tape& tape, const Tensor& tokens, std::vector<Cache>* caches = nullptr) {
+    const bool follows = caches != nullptr && !caches->empty();
+    const std::int64_t T = tokens.dim(1), S = T + (follows ? caches->front().keys.dim(1) : 0);
     if (caches != nullptr) caches->resize(layers.size());
-    const bool follows = caches != nullptr && caches->front().keys.defined();
-    const std::int64_t T = tokens.dim(1), S = follows ? caches->front().keys.dim(1) + T : T;
-    std::vector<std::int32_t> numbers(static_cast<std::size_t>(T));
-    std::iota(numbers.begin(), numbers.end(), static_cast<std::int32_t>(S - T));
+    std::vector<std::int32_t> numbers;
+    for (std::int64_t t = S - T; t < S; ++t) numbers.push_back(static_cast<std::int32_t>(t));
+    const Tensor at = Tensor::from<std::int32_t>(tape.memory(), {T}, numbers, "positions");
     return tape.region(root, [&] {
       Tensor x = ops::embedding(tape, tokens, table);
-      Places places{Tensor::from<std::int32_t>(tape.memory(), {T}, numbers, "positions"), {}};
-      if (T > 1) places.mask = ops::causal_mask(tape, T, S, x.dtype());  // one sees all
+      const Tensor mask = ops::causal_mask(tape, T, S, x.dtype());
       for (std::size_t i = 0; i < layers.size(); ++i) {
-        Cache* const cache = caches != nullptr ? &(*caches)[i] : nullptr;
-        x = tape.region(layers[i].block, [&tape, &layer = layers[i], x, places, cache] {
-          return layer(tape, x, places, cache);
-        });
+        Cache* const kept = caches != nullptr ? &(*caches)[i] : nullptr;
+        x = tape.region(layers[i].block, [&] { return layers[i](tape, x, at, mask, kept); });
       }
-      return ops::linear(tape, ops::rmsnorm(tape, x, norm), table, nullptr,
-                         ops::WeightLayout::kOutIn);
+      return product(tape, ops::rmsnorm(tape, x, norm), table);
     });
   }
 
-  Parameter table, norm;
+  Sizes s;
+  Parameter table{"table", {s.vocab, s.width}, Init::normal(0.02f)};
+  Parameter norm{"norm", {s.width}, Init::ones()};
   Block root{"root", {&table, &norm}};
   std::deque<Layer> layers;  // parameters do not move
   std::vector<Block*> blocks;
