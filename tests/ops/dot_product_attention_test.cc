@@ -112,6 +112,11 @@ TEST(DotProductAttention, GradientsWhenSharedOrOfData) {
   for (const Sizes& z : kSizes) check_gradients(case_of(z));
 }
 
+// It is made of several ops, each of which rounds.
+TEST(DotProductAttention, Bf16IsF32RoundedAFewTimes) {
+  for (const Sizes& z : kSizes) check_bf16(case_of(z), 0x1p-5);
+}
+
 // Of a packed q|k|v, causal.
 TEST(DotProductAttention, IsAttention) {
   const std::int64_t B = 2, T = 7, H = 4, KV = 2, D = 8;

@@ -17,10 +17,13 @@
 #include "ops/dims/permute.h"
 #include "ops/dims/reduce.h"
 #include "ops/dims/slice.h"
+#include "ops/dot_product_attention.h"
 #include "ops/dropout.h"
+#include "ops/elementwise/cast.h"
 #include "ops/elementwise/div.h"
 #include "ops/elementwise/sub.h"
 #include "ops/elementwise/unary.h"
+#include "ops/elementwise/where.h"
 #include "ops/embedding.h"
 #include "ops/gelu.h"
 #include "ops/group_norm.h"
@@ -167,6 +170,13 @@ std::vector<Case> cases() {
                           {.num_heads = 1, .positions = at});
        },
        {{{0}, {}, kNbytes + kNbytes / 3 + kNbytes / 6 + kNbytes / 6}}},
+      {"dot_product_attention",  // of one head, whose keys are its values: copies in another order
+       [](Tape& t, Leaves& l) {
+         const Shape heads{1, kRows, 1, kWidth};
+         const Tensor k = l.x[1].reshape(heads);
+         return dot_product_attention(t, l.x[0].reshape(heads), k, k);
+       },
+       {{{0, 1}, {}, 3 * kNbytes + kRows * kRows * 4, 8}}},
       {"rope",
        [](Tape& t, Leaves& l) { return rope(t, l.x[0]); },
        {{{0}, {}, kNbytes}}},  // the table, as large as x
@@ -203,6 +213,19 @@ std::vector<Case> cases() {
        [](Tape& t, Leaves& l) { return log_softmax(t, l.x[0]); },
        {{{0}, {}, kNbytes}}},
       {"tanh", [](Tape& t, Leaves& l) { return tanh(t, l.x[0]); }, {{{0}, {}, kNbytes}}},
+      {"sigmoid", [](Tape& t, Leaves& l) { return sigmoid(t, l.x[0]); }, {{{0}, {}, kNbytes}}},
+      {"silu", [](Tape& t, Leaves& l) { return silu(t, l.x[0]); }, {{{0}, {}, kNbytes}}},
+      {"exp", [](Tape& t, Leaves& l) { return exp(t, l.x[0]); }, {{{0}, {}, kNbytes}}},
+      {"softplus", [](Tape& t, Leaves& l) { return softplus(t, l.x[0]); }, {{{0}, {}, kNbytes}}},
+      {"where",
+       [](Tape& t, Leaves& l) {
+         const Tensor condition = Tensor::zeros(t.memory(), l.x[0].shape(), DType::kF32);
+         return where(t, condition, l.x[0], l.x[1]);
+       },
+       {{{0, 1}, {}, kNbytes}, {{1}, {}, kNbytes}}},
+      {"cast",
+       [](Tape& t, Leaves& l) { return cast(t, cast(t, l.x[0], DType::kBF16), DType::kF32); },
+       {{{0}, {}, 0, 2}}},
       {"clamp", [](Tape& t, Leaves& l) { return clamp(t, l.x[0], 0, 1); }, {{{0}, {}, kNbytes}}},
       {"sub",
        [](Tape& t, Leaves& l) { return sub(t, l.x[0], l.x[1]); },

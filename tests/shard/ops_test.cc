@@ -88,7 +88,8 @@ struct Layer {
   static Tensor activated(Tape& tape, const Tensor& y) {
     const std::vector<Tensor> parts = ops::split(tape, y, -1, {2, 3, 3});
     const Tensor a = ops::div(tape, ops::tanh(tape, parts[0]), ops::exp(tape, parts[0]));
-    const Tensor b = ops::sub(tape, ops::silu(tape, parts[1]), ops::softplus(tape, parts[2]));
+    const Tensor b =
+        ops::sub(tape, ops::silu(tape, parts[1]), ops::log(tape, ops::softplus(tape, parts[2])));
     const Tensor c =
         ops::where(tape, ops::clamp(tape, parts[2], 0, 1), ops::sigmoid(tape, parts[1]), b);
     return ops::concat(tape, {c, a, b}, -1);
