@@ -7,6 +7,7 @@
 
 #include "ops/add.h"
 #include "ops/bmm.h"
+#include "ops/dot_product_attention.h"
 #include "ops/dropout.h"
 #include "ops/index/gather.h"
 #include "ops/softmax/softmax.h"
@@ -201,6 +202,21 @@ TEST(CudaBmm, OfNothingIsZeroOrNothing) {
   };
   EXPECT_EQ(y(2, 0), Values(12, 0));
   EXPECT_EQ(y(0, 4), Values());
+}
+
+// With fewer queries than keys, whose heads they share, and masked.
+TEST(CudaDotProductAttention, IsThatOfTheCpu) {
+  const std::int64_t B = 2, T = 5, S = 9, H = 4, KV = 2, D = 8;
+  for (const bool is_causal : {false, true}) {
+    check_cuda({.inputs = {{B, T, H, D}, {B, S, KV, D}, {B, S, KV, D}},
+                .build =
+                    [=](Tape& tape, const auto& x, auto&) {
+                      const Tensor mask =
+                          is_causal ? causal_mask(tape, T, S, x[0].dtype()) : Tensor();
+                      return dot_product_attention(tape, x[0], x[1], x[2], {.mask = mask});
+                    }},
+               {.f32 = 3e-6, .bf16 = 0x1p-6});
+  }
 }
 
 }  // namespace

@@ -105,6 +105,12 @@ TEST(KlDivergence, IsTheMeanOverRows) {
   EXPECT_EQ(kl_divergence(tape, log_probs, target).item(), 1);
 }
 
+TEST(Losses, Bf16IsRoundedAFewTimes) {
+  for (const Loss loss : {mse, bce_with_logits, kl_divergence}) {
+    check_bf16(case_of(loss, {5, 41}), 0x1p-6);
+  }
+}
+
 TEST(Losses, RefuseWhatDoesNotFit) {
   const Memory memory;
   Tape tape(memory, engine::Stream::inline_cpu("compute"));
