@@ -80,7 +80,7 @@ done
 while IFS= read -r header; do
   [[ -f $prefix/include/tessera/$header ]] || fail "expected $header in the installation, which its headers include"
 done < <(grep -rhoP '^ *#include "\K[^" ]+(?=")' "$prefix/include/tessera" | sort -u)
-[[ $(sed -n 's/^nvcc_cflags=//p' "$prefix/lib/pkgconfig/tessera.pc") == *--expt-relaxed-constexpr*-fmad=false*-Xcompiler=-ffp-contract=off* ]] ||
+[[ $(sed -n 's/^nvcc_cflags=//p' "$prefix/lib/pkgconfig/tessera.pc") == *--expt-relaxed-constexpr*-fmad=false*-DFMT_USE_CONSTEXPR=1*-Xcompiler=-ffp-contract=off* ]] ||
   fail "expected flags for nvcc in the package, got $(<"$prefix/lib/pkgconfig/tessera.pc")"
 
 # An older standard is one error.
