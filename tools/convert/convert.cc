@@ -160,6 +160,11 @@ void merge_adapters(const std::string& from, const std::string& to, std::string 
                    "[convert] expected --base, as adapter_config.json names no model, got none "
                    "(base, {})",
                    from);
+  std::error_code ignored;
+  require(!std::filesystem::equivalent(to, base, ignored),
+          "[convert] expected another folder than the model's own, which would then be no model of "
+          "the adapters any more, got {} (to)",
+          to);
   const ModelConfig config = read_model_config(base);
   const auto model = config.make();
   Progress progress("parameters", config.num_parameters());

@@ -56,9 +56,9 @@ std::string conversion_of(const std::string& name) {
         more, save);
   };
   if (name.starts_with("adapter_model.")) {
-    return "it is an adapter, of another model: merge both, in Python peft."
-           "AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained("
-           "OTHER)";
+    return "it is an adapter: give the model that it is of, and the adapter with --lora.from "
+           "(training) or --adapter (//tools:generate); or make one model of both by "
+           "//tools:convert --merge";
   }
   if (name.starts_with("consolidated.")) {
     return "it has the names of the model's makers: give the folder of this model that is made for "

@@ -87,6 +87,12 @@ const std::string& created(const std::string& folder, const ModelLayout& layout,
   require<IoError>(!error, "[{}] expected to create a folder, got {} ({})", layout.family,
                    error.message(), folder);
   for (const std::string& path : made) engine::flush_folder_of(path);
+  require<IoError>(
+      is_missing(folder + "/adapter_config.json"),
+      "[{}] expected a folder for a model, got one with an adapter "
+      "(adapter_config.json), which transformers would add to the model: choose another "
+      "folder ({})",
+      layout.family, folder);
   check_replaceable(folder, layout);
   check_replaceable(folder, kept, layout);
   return folder;

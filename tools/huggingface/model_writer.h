@@ -52,8 +52,8 @@ struct SaveOptions {
 class ModelWriter {
  public:
   /// Creates `folder` if need be. `tensors`: all of the model, in the order of writing. Throws as
-  /// SafetensorsWriter does, for a folder whose config.json is of another family, and for any file
-  /// that could not be replaced.
+  /// SafetensorsWriter does, for a folder whose config.json is of another family or that has an
+  /// adapter, and for any file that could not be replaced.
   ModelWriter(std::string folder, ModelLayout layout, const std::string& config_text,
               std::span<const engine::TensorSpec> tensors, const SaveOptions& options = {});
 

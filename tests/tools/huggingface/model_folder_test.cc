@@ -66,7 +66,7 @@ TEST(ModelFolder, WeightsOfAnotherFormatAloneAreSaid) {
       {"tf_model.h5", "from_pretrained(FOLDER, from_tf=True).save_pretrained(OTHER)"},
       {"flax_model.msgpack", "from_pretrained(FOLDER, from_flax=True).save_pretrained(OTHER)"},
       {"gpt2.gguf", "from_pretrained(FOLDER, gguf_file=\"gpt2.gguf\").save_pretrained(OTHER)"},
-      {"adapter_model.safetensors", "peft.AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge"},
+      {"adapter_model.safetensors", "--lora.from (training) or --adapter"},
       {"consolidated.00.pth", "made for transformers"},
       {"consolidated.safetensors", "made for transformers"}};
   for (const auto& [name, fix] : fixes) {

@@ -132,6 +132,15 @@ TEST(ModelWriter, ReplacesAModelWhateverItsFiles) {
 }
 
 // What a save leaves that is cut short while shards get their names.
+// transformers would add it to the model without a word.
+TEST(ModelWriter, RefusesTheFolderOfAnAdapter) {
+  const TempFolder folder;
+  folder.write("adapter_config.json", "{}");
+  EXPECT_TRUE(has(testing::error_of<engine::IoError>([&] { save(folder.path(), 3, 1, {}); }),
+                  {"[toy]", "got one with an adapter", "choose another folder", folder.path()}));
+  EXPECT_FALSE(std::filesystem::exists(folder / "model.safetensors"));
+}
+
 TEST(ModelWriter, NeverLeavesAMixtureThatLoads) {
   const TempFolder older, newer;
   save(older.path(), 1, 1, {.shard_nbytes = 96});

@@ -126,7 +126,9 @@ TEST_F(LoraRun, GoesOnWithEqualBitsAfterAnInterruption) {
   // Other adapters are another model.
   for (const auto& [option, value] :
        Flags{{"lora.rank", "3"}, {"lora.alpha", "5"}, {"lora.targets", "c_attn"}}) {
-    const std::string words = option == "lora.alpha" ? "\"lora_alpha\":5" : "lora_A.weight";
+    const std::string words = option == "lora.alpha"
+                                  ? "\n  changed since it was saved: lora.alpha=5.0 (was "
+                                  : "lora_A.weight";
     const Outcome refused =
         run(merged(flags, {{"resume", at_4}, {option, value}, {"out", folder_ / "refused"}}));
     EXPECT_EQ(refused.exit_code, 1) << option;
@@ -275,6 +277,18 @@ TEST_F(LoraRun, WhatCannotBeHonouredIsRefusedByName) {
     EXPECT_FALSE(exists("nothing" + kWeights));
   };
   not_converted("tuned", {}, {"expected --merge of adapters"});
+  // The model itself stays, and no folder has both.
+  const auto not_merged = [&](const std::string& to,
+                              std::initializer_list<std::string_view> words) {
+    const Outcome outcome = convert("tuned", to, {{"merge", "true"}});
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_TRUE(has(outcome.err, words)) << outcome.err;
+  };
+  const std::string before = folder_.read("base" + kWeights);
+  not_merged("base", {"expected another folder than the model's own", "(to)"});
+  EXPECT_EQ(folder_.read("base" + kWeights), before);
+  not_merged("tuned", {"got one with an adapter", "choose another folder"});
+  EXPECT_FALSE(exists("tuned" + kWeights));
   not_converted("run/checkpoints/step_3", {}, {"expected --base with adapters", "(base, "});
   not_converted("base", {{"merge", "true"}}, {"expected a checkpoint with --merge, got a model"});
 }
