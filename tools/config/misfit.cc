@@ -7,6 +7,11 @@
 
 namespace tessera::tools {
 
+std::string with_changes(std::string error, const std::vector<std::string>& changes) {
+  for (const std::string& change : changes) error += "\n  changed since it was saved: " + change;
+  return error;
+}
+
 std::string misfit_text(const std::string& error, const std::vector<std::string>& changes) {
   constexpr int kMostOfAKind = 4;
   std::map<std::string, int> num_of_kind;
@@ -32,15 +37,13 @@ std::string misfit_text(const std::string& error, const std::vector<std::string>
     lines.push_back(line);
   }
   if (num_of_kind.empty()) return error;
-  for (const std::string& change : changes) {
-    lines.push_back("  changed since it was saved: " + change);
-  }
+  std::string text = with_changes(fmt::format("{}", fmt::join(lines, "\n")), changes);
   if (are_states) {
-    lines.emplace_back(
-        "  --checkpoint.strict=false starts what is missing from nothing, and ignores what is "
-        "over");
+    text +=
+        "\n  --checkpoint.strict=false starts what is missing from nothing, and ignores what is "
+        "over";
   }
-  return fmt::format("{}", fmt::join(lines, "\n"));
+  return text;
 }
 
 }  // namespace tessera::tools

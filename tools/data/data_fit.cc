@@ -203,10 +203,7 @@ std::string mix_text(const TokenMix& data) {
   const std::size_t num = data.sources().size();
   for (std::size_t i = 0; i < num; ++i) {
     const TokenDataset& source = data.sources()[i];
-    if (num > 1) {
-      const double share = static_cast<double>(data.quotas()[i]) / double{MixOrder::kBlock};
-      text += fmt::format("{}{:.1f}% of ", i == 0 ? "" : "; ", 100 * share);
-    }
+    if (num > 1) text += fmt::format("{}{:.1f}% of ", i == 0 ? "" : "; ", 100 * data.share(i));
     text += fmt::format("{}, {}", engine::escaped(source.file().path()), sequences_text(source));
   }
   return text;

@@ -79,8 +79,8 @@ std::int64_t TokenMix::num_sequences() const {
 std::int64_t TokenMix::mean_length() const {
   double sum = 0;
   for (std::size_t k = 0; k < sources_.size(); ++k)
-    sum += static_cast<double>(quotas()[k] * sources_[k].mean_length());
-  return std::llround(sum / MixOrder::kBlock);
+    sum += share(k) * static_cast<double>(sources_[k].mean_length());
+  return std::llround(sum);
 }
 
 std::int64_t TokenMix::num_val_sequences() const {
@@ -93,8 +93,8 @@ std::string TokenMix::text() const {
   if (sources_.size() == 1) return sources_.front().file().path();
   std::string text;
   for (std::size_t i = 0; i < sources_.size(); ++i) {
-    const double share = static_cast<double>(quotas()[i]) / double{MixOrder::kBlock};
-    text += fmt::format("{}{:.1f}% {}", i == 0 ? "" : ", ", 100 * share, sources_[i].file().path());
+    text +=
+        fmt::format("{}{:.1f}% {}", i == 0 ? "" : ", ", 100 * share(i), sources_[i].file().path());
   }
   return text;
 }

@@ -25,6 +25,10 @@ class TokenMix {
   const std::vector<TokenDataset>& sources() const { return sources_; }
   /// Samples of each source in MixOrder::kBlock.
   const std::vector<std::int64_t>& quotas() const { return order_.quotas(); }
+  /// Of all samples, those of a source, in (0, 1].
+  double share(std::size_t source) const {
+    return static_cast<double>(quotas()[source]) / double{MixOrder::kBlock};
+  }
   std::int64_t seq() const { return sources_.front().seq(); }
   bool is_bytes() const { return sources_.front().file().is_bytes(); }
   bool packs() const { return sources_.front().packs(); }

@@ -19,6 +19,7 @@
 #include "engine/io/file.h"
 #include "engine/io/json.h"
 #include "engine/io/text.h"
+#include "tools/huggingface/adapter_files.h"
 #include "tools/huggingface/config_file.h"
 #include "tools/huggingface/model_folder.h"
 
@@ -88,7 +89,7 @@ const std::string& created(const std::string& folder, const ModelLayout& layout,
                    error.message(), folder);
   for (const std::string& path : made) engine::flush_folder_of(path);
   require<IoError>(
-      is_missing(folder + "/adapter_config.json"),
+      !has_adapter_config(folder),
       "[{}] expected a folder for a model, got one with an adapter "
       "(adapter_config.json), which transformers would add to the model: choose another "
       "folder ({})",

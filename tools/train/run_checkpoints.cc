@@ -201,13 +201,13 @@ void RunCheckpoints::tell_changes(const shard::LoadedCheckpoint& loaded) const {
 TrainPosition RunCheckpoints::take_over(const shard::LoadedCheckpoint& loaded) {
   const auto& values = loaded.values;
   const std::string model = text(values, "model");
-  std::string changes;
-  for (const std::string& line : changed_settings(text(values, "config"), identity_.config))
-    changes += "\n  changed since it was saved: " + line;
-  require(model == identity_.model,
-          "[checkpoint] expected a checkpoint of this model, {}, got one of {} ({}){}",
-          identity_.model, model.empty() ? "another program" : engine::excerpt(model), loaded.path,
-          changes);
+  if (model != identity_.model) {
+    const std::string error = fmt::format(
+        "[checkpoint] expected a checkpoint of this model, {}, got one of {} ({})", identity_.model,
+        model.empty() ? "another program" : engine::excerpt(model), loaded.path);
+    engine::fail("{}",
+                 with_changes(error, changed_settings(text(values, "config"), identity_.config)));
+  }
   const TrainPosition position{.step = loaded.step,
                                .sample = integer(values, "next_sample", loaded.path),
                                .num_skips = integer(values, "num_skips", loaded.path),

@@ -74,21 +74,24 @@ TEST_F(Documents, GoOnFromACheckpointWithTheSameBits) {
   EXPECT_EQ(final_record().at("params_sha256"), whole.at("params_sha256"));
 }
 
+std::string without_time(const std::string& plan) {
+  return plan.substr(0, plan.find(", which took this host"));
+}
+std::string plan_of(const Flags& flags) {
+  return without_time(testing::run_program("tools/programs/plan", flags).out);
+}
+
 TEST_F(Documents, ArePlannedAsTheyAreTrained) {
   Flags flags = with({{"plan", "true"}});
   const Outcome planned = testing::run_program(testing::kTransformer, flags);
   EXPECT_EQ(planned.exit_code, 0) << planned.err;
   flags.erase("plan");
-  const Outcome plan = testing::run_program("tools/programs/plan", flags);
-  const auto without_time = [](const std::string& text) {
-    return text.substr(0, text.find(", which took this host"));
-  };
-  EXPECT_EQ(without_time(plan.out), without_time(planned.out));
+  const std::string plan = plan_of(flags);
+  EXPECT_EQ(plan, without_time(planned.out));
   // One message a step more than means of means: how many targets the others have.
   flags["train.loss_mean"] = "batches";
-  EXPECT_TRUE(has(plan.out, {"all_gather     weight"}));
-  EXPECT_EQ(testing::run_program("tools/programs/plan", flags).out.find("weight "),
-            std::string::npos);
+  EXPECT_TRUE(has(plan, {"all_gather     weight"}));
+  EXPECT_EQ(plan_of(flags).find("weight "), std::string::npos);
 }
 
 TEST_F(Documents, ArePackedIntoSequencesThatAreFewer) {
@@ -163,14 +166,10 @@ TEST_F(Documents, PackedArePlannedAsTheyAreTrained) {
     const Outcome planned = testing::run_program(testing::kTransformer, flags);
     EXPECT_EQ(planned.exit_code, 0) << planned.err;
     flags.erase("plan");
-    const Outcome plan = testing::run_program("tools/programs/plan", flags);
-    const auto without_time = [](const std::string& text) {
-      return text.substr(0, text.find(", which took this host"));
-    };
-    EXPECT_EQ(without_time(plan.out), without_time(planned.out));
+    const std::string plan = plan_of(flags);
+    EXPECT_EQ(plan, without_time(planned.out));
     flags["data.packing"] = "false";
-    EXPECT_NE(without_time(testing::run_program("tools/programs/plan", flags).out),
-              without_time(plan.out));
+    EXPECT_NE(plan_of(flags), plan);
   }
 }
 
