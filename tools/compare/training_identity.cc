@@ -52,8 +52,8 @@ std::string IdentityNow::data_digest(const Configuration& c) {
   std::vector<std::string> digests;
   std::vector<double> weights;
   for (const TokenSource& source : data.sources()) {
-    std::string& digest = digests_[fmt::format("{} {}", int(data.format), source.path)];
-    if (digest.empty()) digest = digest_of(TokenFile(source.path, data.format));
+    std::string& digest = digests_[data.reading(source, c.config.init_from)];
+    if (digest.empty()) digest = digest_of(data.open(source, c.config.read_tokenizer()));
     digests.push_back(digest);
     weights.push_back(source.weight);
   }

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -13,29 +14,39 @@
 #include "engine/io/text.h"
 #include "tools/config/data_path.h"
 #include "tools/config/default_data.h"
+#include "tools/data/document_encoder.h"
+#include "tools/data/documents.h"
 #include "tools/data/mix_order.h"
 
 namespace tessera::tools {
 
+using engine::IoError;
 using engine::require;
 
 void TokenDataConfig::add_to(FlagSet& flags) {
   flags.add("data.path", &path,
-            {.help = "text file (bytes are tokens) or .bin token file of llm.c, nanoGPT or "
-                     "//tools:tokenize; empty: the King James Bible"});
+            {.help = "text file (bytes are tokens), .bin token file of llm.c, nanoGPT or "
+                     "//tools:tokenize, or .jsonl with a document in each line; empty: the King "
+                     "James Bible"});
   flags.add("data.mix", &mix,
             {.help = "several files in place of data.path, with their shares of the training "
                      "sequences: FILE:WEIGHT,FILE:WEIGHT,..."});
   flags.add(
       "data.format", &format,
       EnumOption<TokenFormat>{
-          "of data.path or data.mix; auto: of a .bin file what its header says or else uint16, and "
-          "bytes of any other; uint16, uint32: token ids from the first byte on, "
-          "little-endian; bytes: of whatever file",
+          "of data.path or data.mix; auto: of a .bin file what its header says or else uint16, of "
+          "a "
+          ".jsonl the tokens of its texts, and bytes of any other; uint16, uint32: token ids from "
+          "the first byte on, little-endian; bytes: of whatever file",
           {{"auto", TokenFormat::kAuto},
            {"bytes", TokenFormat::kBytes},
            {"uint16", TokenFormat::kUInt16},
            {"uint32", TokenFormat::kUInt32}}});
+  documents.add_to(flags, "data.");
+  flags.add("data.tokenizer", &tokenizer,
+            {.help = "folder of a model with tokenizer.json, or with GPT-2's vocab.json and "
+                     "merges.txt, or a tokenizer.json, whose tokens the data are: makes them of a "
+                     ".jsonl, and samples text again; empty: that of init.from, if it has one"});
   flags.add("data.order", &order,
             EnumOption<SampleOrder>{
                 "of training sequences",
@@ -96,31 +107,84 @@ std::vector<TokenSource> TokenDataConfig::sources() const {
 std::vector<TokenSource> TokenDataConfig::given_sources() const {
   require(path.empty() || mix.empty(),
           "[config] expected data.path or data.mix, got both, {} and {}", path, mix);
-  if (!mix.empty()) return parse_mix(mix);
-  if (path.empty()) return {};
-  return {{resolve_user_path(path)}};
+  std::vector<TokenSource> sources;
+  if (!mix.empty()) sources = parse_mix(mix);
+  if (!path.empty()) sources.push_back({resolve_user_path(path)});
+  const auto tokenized = [this](const TokenSource& source) { return is_tokenized(source); };
+  require(!documents.is_given() || std::ranges::any_of(sources, tokenized),
+          "[config] expected a .jsonl in data.path or data.mix, and no data.format, with "
+          "data.field, data.prompt, data.template, data.loss or data.end, got {}",
+          sources.empty() ? "neither" : sources.front().path);
+  if (documents.is_given()) static_cast<void>(documents.fields());  // or throws
+  return sources;
 }
 
-std::vector<TokenFile> TokenDataConfig::files_of(const std::vector<TokenSource>& sources) const {
-  std::vector<TokenFile> files;
-  for (const TokenSource& source : sources) files.emplace_back(source.path, format);
-  return files;
+bool TokenDataConfig::is_tokenized(const TokenSource& source) const {
+  return format == TokenFormat::kAuto && is_jsonl(source.path);
+}
+
+bool TokenDataConfig::tokenizes() const {
+  return std::ranges::any_of(given_sources(),
+                             [this](const TokenSource& source) { return is_tokenized(source); });
+}
+
+std::optional<Tokenizer> TokenDataConfig::read_tokenizer(const std::string& init_from) const {
+  if (!tokenizer.empty()) return Tokenizer::read(resolve_user_path(tokenizer));
+  if (init_from.empty()) return std::nullopt;
+  const std::string folder = resolve_user_path(init_from);
+  for (const std::string_view name : {"/tokenizer.json", "/vocab.json"}) {
+    std::error_code ignored;
+    if (std::filesystem::exists(folder + std::string(name), ignored))
+      return Tokenizer::read(folder);
+  }
+  return std::nullopt;
+}
+
+TokenFile TokenDataConfig::open(const TokenSource& source,
+                                const std::optional<Tokenizer>& tokens) const {
+  if (!is_tokenized(source)) return TokenFile(source.path, format);
+  require<IoError>(tokens.has_value(),
+                   "[config] expected the tokenizer of the texts in a .jsonl, got none: give "
+                   "--data.tokenizer, or the folder of a model that has one as --init.from; or "
+                   "train on its bytes as they are with --data.format=bytes (data.tokenizer, {})",
+                   source.path);
+  return {source.path, encode_documents(source.path, documents.fields(), *tokens,
+                                        {.end = documents.end_token(*tokens)})};
+}
+
+std::string TokenDataConfig::reading(const TokenSource& source,
+                                     const std::string& init_from) const {
+  std::string text = fmt::format("{}\n{}", source.path, int(format));
+  if (!is_tokenized(source)) return text;
+  for (const std::string& option :
+       {documents.field, documents.prompt, documents.chat_template, documents.end,
+        documents.loss == LearnedPart::kAll ? std::string("all") : "",
+        tokenizer.empty() ? init_from : tokenizer}) {
+    text += '\n' + option;
+  }
+  return text;
 }
 
 std::vector<RunFile> TokenDataConfig::run_files(const std::vector<TokenSource>& sources) const {
   std::vector<RunFile> files;
   for (const TokenSource& source : sources)
     files.push_back({mix.empty() ? "data.path" : "data.mix", source.path});
+  if (!tokenizer.empty()) files.push_back({"data.tokenizer", resolve_user_path(tokenizer)});
   return files;
 }
 
 std::vector<TokenFile> TokenDataConfig::files_if_there() const {
-  std::vector<TokenSource> sources = given_sources();
-  std::erase_if(sources, [](const TokenSource& source) {
+  std::vector<TokenFile> files;
+  for (const TokenSource& source : given_sources()) {
     std::error_code ignored;
-    return !std::filesystem::exists(source.path, ignored);
-  });
-  return files_of(sources);
+    if (is_tokenized(source) || !std::filesystem::exists(source.path, ignored)) continue;
+    files.emplace_back(source.path, format);
+  }
+  return files;
+}
+
+bool TokenDataConfig::keeps_documents() const {
+  return tokenizes() || std::ranges::any_of(files_if_there(), &TokenFile::keeps_documents);
 }
 
 std::vector<std::string> TokenDataConfig::check_heads(const DataFit& fit) const {
@@ -128,7 +192,7 @@ std::vector<std::string> TokenDataConfig::check_heads(const DataFit& fit) const 
   const std::size_t num_given = given_sources().size();
   require(!packing || num_given > 0,
           "[config] expected data.path, of documents, with data.packing, got none");
-  check_mix_fit(files, fit, packing && files.size() == num_given);
+  check_files(files, fit, packing && files.size() == num_given);
   std::vector<std::string> lines;
   for (const TokenFile& file : files) {
     for (const std::string& line : data_warnings(file, fit, file.max_possible_token())) {
@@ -139,12 +203,23 @@ std::vector<std::string> TokenDataConfig::check_heads(const DataFit& fit) const 
   return lines;
 }
 
-TokenMix TokenDataConfig::dataset(const DataFit& fit, std::int64_t seq, std::int64_t seed) const {
+void TokenDataConfig::check_files(std::span<const TokenFile> files, const DataFit& fit,
+                                  bool packs) const {
+  check_mix_fit(files, fit, packs);
+  require(
+      tokenizer.empty() || files.empty() || !files.front().is_bytes(),
+      "[config] expected no tokenizer of data whose tokens are bytes, got {} (data.tokenizer, {})",
+      engine::excerpt(tokenizer), files.empty() ? "" : files.front().path());
+}
+
+TokenMix TokenDataConfig::dataset(const DataFit& fit, std::int64_t seq, std::int64_t seed,
+                                  const std::optional<Tokenizer>& tokens) const {
   const std::vector<TokenSource> all = sources();
-  std::vector<TokenFile> files = files_of(all);
+  std::vector<TokenFile> files;
+  for (const TokenSource& source : all) files.push_back(open(source, tokens));
   std::vector<double> weights;
   for (const TokenSource& source : all) weights.push_back(source.weight);
-  check_mix_fit(files, fit, packing);
+  check_files(files, fit, packing);
   const auto first_seed = static_cast<std::uint64_t>(seed);
   std::vector<TokenDataset> data;
   for (std::size_t i = 0; i < files.size(); ++i) {

@@ -98,44 +98,61 @@ engine::InputFile open_tokens(std::string path) {
 
 }  // namespace
 
+void DocumentTokens::add(std::span<const std::uint32_t> document) {
+  if (document.empty()) return;
+  tokens.insert(tokens.end(), document.begin(), document.end());
+  ends.push_back(std::ssize(tokens));
+}
+
 TokenFile::TokenFile(std::string path, TokenFormat format)
-    : file_(open_tokens(std::move(path))), format_("text") {
-  require<IoError>(file_.nbytes() > 0, "[token_file] expected tokens, got an empty file ({})",
-                   file_.path());
-  const bool is_bin = file_.path().ends_with(".bin");
+    : path_(path), file_(open_tokens(std::move(path))), format_("text") {
+  require<IoError>(file_->nbytes() > 0, "[token_file] expected tokens, got an empty file ({})",
+                   path_);
+  const bool is_bin = path_.ends_with(".bin");
   if (format == TokenFormat::kAuto) {
-    const FileKind* kind = file_kind(first_bytes(file_, 0, kFileKindNbytes));
+    const FileKind* kind = file_kind(first_bytes(*file_, 0, kFileKindNbytes));
     require<IoError>(
         kind == nullptr,
         "[token_file] expected text or token ids, got {}: {}; or train on its bytes as "
         "they are with --data.format=bytes ({})",
-        kind == nullptr ? "" : kind->name, kind == nullptr ? "" : kind->as_data, file_.path());
+        kind == nullptr ? "" : kind->name, kind == nullptr ? "" : kind->as_data, path_);
     if (is_bin) {
       read_header(TokenFormat::kUInt16);
     } else {
-      require<IoError>(!are_documents(file_),
+      require<IoError>(!are_documents(*file_),
                        "[token_file] expected documents in a file that is called .bin, got another "
                        "name ({})",
-                       file_.path());
+                       path_);
     }
   } else if (format != TokenFormat::kBytes) {
     read_header(format);
     require<IoError>(header_nbytes_ == 0,
                      "[token_file] expected token ids from the first byte on, got the header of "
                      "{}: leave out --data.format ({})",
-                     format_, file_.path());
+                     format_, path_);
   } else {
-    require<IoError>(!is_bin || !are_documents(file_),
+    require<IoError>(!is_bin || !are_documents(*file_),
                      "[token_file] expected bytes, got documents, whose header and marks would be "
                      "learned as text: leave out --data.format ({})",
-                     file_.path());
+                     path_);
   }
-  const std::int64_t nbytes = file_.nbytes() - header_nbytes_;
+  const std::int64_t nbytes = file_->nbytes() - header_nbytes_;
   require<IoError>(nbytes % token_nbytes_ == 0,
                    "[token_file] expected tokens of {} bytes each, got {} bytes: the file was cut "
                    "short, or is in another --data.format, such as bytes ({})",
-                   token_nbytes_, nbytes, file_.path());
+                   token_nbytes_, nbytes, path_);
   num_tokens_ = nbytes / token_nbytes_;
+}
+
+TokenFile::TokenFile(std::string path, DocumentTokens documents)
+    : path_(std::move(path)),
+      in_memory_(std::move(documents.tokens)),
+      format_("documents"),
+      token_nbytes_(4),
+      num_tokens_(std::ssize(in_memory_)),
+      document_ends_(std::move(documents.ends)) {
+  require<IoError>(num_tokens_ > 0, "[token_file] expected tokens, got texts without any ({})",
+                   path_);
 }
 
 /// Sets what llm.c's header says, or what `without` one is there.
@@ -143,25 +160,25 @@ void TokenFile::read_header(TokenFormat without) {
   format_ = without == TokenFormat::kUInt16 ? "nanoGPT uint16" : "uint32";
   token_nbytes_ = without == TokenFormat::kUInt16 ? 2 : 4;
   std::array<std::int32_t, 3> header{};  // magic, version, count
-  const std::string head = first_bytes(file_, 0, sizeof header);
+  const std::string head = first_bytes(*file_, 0, sizeof header);
   std::ranges::copy(head, reinterpret_cast<char*>(header.data()));
   if (header[0] == kDocumentsMagic) {
     require<IoError>(header[1] == 1, "[token_file] expected documents of version 1, got {} ({})",
-                     header[1], file_.path());
+                     header[1], path_);
     return read_documents();
   }
   for (const auto& format : kLlmcFormats) {
     if (header[0] != format.magic) continue;
     require<IoError>(header[1] == format.version,
                      "[token_file] expected llm.c version {} after magic {}, got {} ({})",
-                     format.version, format.magic, header[1], file_.path());
+                     format.version, format.magic, header[1], path_);
     format_ = format.name;
     header_nbytes_ = kHeaderNbytes;
     token_nbytes_ = format.token_nbytes;
     const std::int64_t expected = kHeaderNbytes + header[2] * token_nbytes_;
-    require<IoError>(header[2] > 0 && file_.nbytes() == expected,
+    require<IoError>(header[2] > 0 && file_->nbytes() == expected,
                      "[token_file] expected {} bytes for the {} tokens of the header, got {} ({})",
-                     expected, header[2], file_.nbytes(), file_.path());
+                     expected, header[2], file_->nbytes(), path_);
   }
 }
 
@@ -169,41 +186,45 @@ void TokenFile::read_documents() {
   format_ = "documents";
   token_nbytes_ = 4;
   std::array<std::int64_t, 2> counts{};  // of tokens and documents
-  const std::string head = first_bytes(file_, kHeaderNbytes, sizeof counts);
+  const std::string head = first_bytes(*file_, kHeaderNbytes, sizeof counts);
   std::ranges::copy(head, reinterpret_cast<char*>(counts.data()));
   const auto [num_tokens, num_documents] = counts;
   const std::int64_t begin = kHeaderNbytes + std::int64_t{sizeof counts};
-  const std::int64_t nbytes = file_.nbytes() - begin;
+  const std::int64_t nbytes = file_->nbytes() - begin;
   // No sum or product of these is beyond 64 bits.
   const bool fits = num_tokens > 0 && num_documents > 0 && num_documents <= nbytes / 12 &&
                     num_tokens == (nbytes - 8 * num_documents) / 4 && nbytes % 4 == 0;
   require<IoError>(fits,
                    "[token_file] expected the {} tokens and {} documents of the header, got a file "
                    "of {} bytes ({})",
-                   num_tokens, num_documents, file_.nbytes(), file_.path());
+                   num_tokens, num_documents, file_->nbytes(), path_);
   // A part at a time: a file of holes is refused before it takes memory.
   std::vector<std::int64_t> part;
   std::int64_t last = 0;
   for (std::int64_t at = 0; at < num_documents; at += std::ssize(part)) {
     part.resize(static_cast<std::size_t>(std::min(kChunk, num_documents - at)));
-    file_.read(begin + 8 * at, std::as_writable_bytes(std::span(part)));
+    file_->read(begin + 8 * at, std::as_writable_bytes(std::span(part)));
     for (const std::int64_t end : part) {
       require<IoError>(end > last && end <= num_tokens,
                        "[token_file] expected documents of at least one of {} tokens, got one from "
                        "{} to {} ({})",
-                       num_tokens, last, end, file_.path());
+                       num_tokens, last, end, path_);
       last = end;
     }
     document_ends_.insert(document_ends_.end(), part.begin(), part.end());
   }
   require<IoError>(last == num_tokens,
                    "[token_file] expected the last document to end with the {} tokens, got {} ({})",
-                   num_tokens, last, file_.path());
+                   num_tokens, last, path_);
   header_nbytes_ = begin + 8 * num_documents;
 }
 
 std::string TokenFile::head(std::size_t max_nbytes) const {
-  return first_bytes(file_, header_nbytes_, max_nbytes);
+  if (!file_) {
+    const auto bytes = std::as_bytes(std::span(in_memory_));
+    return {reinterpret_cast<const char*>(bytes.data()), std::min(max_nbytes, bytes.size())};
+  }
+  return first_bytes(*file_, header_nbytes_, max_nbytes);
 }
 
 template <class Use>
@@ -219,7 +240,9 @@ void TokenFile::read_raw(std::int64_t first, std::span<T> out) const {
   require(first >= 0 && std::ssize(out) <= num_tokens_ - first,
           "[token_file] expected a range inside {} tokens, got [{}, {}) ({})", num_tokens_, first,
           first + std::ssize(out), path());
-  file_.read(header_nbytes_ + first * token_nbytes_, std::as_writable_bytes(out));
+  if (file_)
+    return file_->read(header_nbytes_ + first * token_nbytes_, std::as_writable_bytes(out));
+  std::copy_n(in_memory_.begin() + first, out.size(), out.begin());
 }
 
 void TokenFile::read(std::int64_t first, std::int64_t vocab, std::span<std::int32_t> out) const {

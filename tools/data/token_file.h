@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,24 +33,36 @@ inline constexpr std::int32_t kMasked = -100;
 inline constexpr std::int32_t kDocumentsMagic = 20261128;
 inline constexpr std::uint32_t kNotLearned = std::uint32_t{1} << 31;
 
+/// Documents in memory, as [Note: a file of documents] has their tokens and ends.
+struct DocumentTokens {
+  std::vector<std::uint32_t> tokens{};
+  std::vector<std::int64_t> ends{};
+
+  /// Adds a document of `tokens`, each with kNotLearned if it is not learned. Nothing without any.
+  void add(std::span<const std::uint32_t> document);
+};
+
 /// A file of token ids. What TokenFormat::kAuto makes of it:
 ///   *.bin   llm.c v1: 256 x int32 header (20240520, 1, count), then uint16
 ///           llm.c v7: 256 x int32 header (20240801, 7, count), then uint32
 ///           documents: see [Note: a file of documents]
 ///           nanoGPT: uint16 from the first byte (any other .bin)
 ///   others  text: each byte is a token, vocabulary 256
-/// Reads by copying (see InputFile) and is thread-safe.
+/// Or the tokens that were made of a .jsonl. Reads by copying (see InputFile) and is thread-safe.
 class TokenFile {
  public:
   /// Throws IoError naming the file and what to do: unreadable, empty, header and size at odds,
   /// half a token; with kAuto, a kind of file that holds no tokens (file_kind.h); documents with
   /// another format, which would have neither borders nor marks.
   explicit TokenFile(std::string path, TokenFormat format = TokenFormat::kAuto);
+  /// What was made of the .jsonl at `path`. Throws IoError naming it when there are no tokens.
+  TokenFile(std::string path, DocumentTokens documents);
 
-  const std::string& path() const { return file_.path(); }
+  const std::string& path() const { return path_; }
   std::string_view format() const { return format_; }
   bool is_bytes() const { return token_nbytes_ == 1; }
-  bool has_header() const { return header_nbytes_ > 0; }
+  /// Whether it says itself what its tokens are.
+  bool has_header() const { return header_nbytes_ > 0 || !file_; }
   std::int64_t token_nbytes() const { return token_nbytes_; }
   /// That so many bits can hold.
   std::int64_t max_possible_token() const {
@@ -84,7 +97,9 @@ class TokenFile {
   template <class T>
   void read_raw(std::int64_t first, std::span<T> out) const;
 
-  engine::InputFile file_;
+  std::string path_;
+  std::optional<engine::InputFile> file_;  // none: in_memory_
+  std::vector<std::uint32_t> in_memory_;
   std::string_view format_;
   std::int64_t header_nbytes_ = 0;
   std::int64_t token_nbytes_ = 1;  // 1, 2 or 4

@@ -191,8 +191,7 @@ void run(int argc, char** argv) {
   for (const std::string& line : config.check_data_head(sizes)) {
     fmt::print(config.json ? stderr : stdout, "warning: {}\n", line);
   }
-  config.settle_loss_mean(
-      std::ranges::any_of(config.data.files_if_there(), &TokenFile::keeps_documents));
+  config.settle_loss_mean(config.data.keeps_documents());
   static_cast<void>(uses_graphs(config, ranks.size, target.on_gpus));  // data have a say in it
   const std::unique_ptr<LanguageModel> owned = sizes.make();
   LanguageModel& model = *owned;

@@ -61,10 +61,25 @@ void plan_run(const FlagSet& flags, Task& task, const Launch& launch) {
   if (!start.shortage.empty()) fmt::print("{}\n", start.shortage);
 }
 
+// How often training sees its samples.
+std::string epochs_text(const Task& task, const Ranks& ranks) {
+  const StepConfig& train = task.config().train;
+  const std::int64_t per_step = train.batch * train.accum * ranks.size, num = task.num_samples();
+  const double epochs = double(train.steps) * double(per_step) / double(num);
+  return num == 0 ? ""
+                  : fmt::format("training: {} steps of {} samples, {:.{}f} epochs{}", train.steps,
+                                per_step, epochs, epochs < 10 ? 2 : 0,
+                                per_step > num ? fmt::format("; a step has more than the {} that "
+                                                             "there are",
+                                                             num)
+                                               : "");
+}
+
 // What is known before the ranks start.
 void say_start(RunLog& log, const Task& task, const RunStart& start) {
   const auto warn = [&](const std::string& line) { log.say(line, Console::Style::kWarning); };
   log.say(task.summary());
+  if (const std::string line = epochs_text(task, start.ranks); !line.empty()) log.say(line);
   for (const std::string& line : task.warnings()) warn("warning: " + line);
   log.say("device: " + start.ranks.str());
   if (const std::string line = start.ranks.launch_str(); !line.empty()) log.say(line);

@@ -241,6 +241,7 @@ class MlpTask : public Task {
   }
 
   Items items() const override { return {"samples", 1, config_.mlp(data_).train_flops()}; }
+  std::int64_t num_samples() const override { return data_.train.num_images; }
   std::string summary() const override {
     return fmt::format("data: {}, {} training and {} test images of {} x {}",
                        engine::escaped(path_), data_.train.num_images, data_.test.num_images,

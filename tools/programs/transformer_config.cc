@@ -7,7 +7,10 @@
 #include <vector>
 
 #include "engine/error.h"
+#include "engine/io/file.h"
+#include "engine/io/text.h"
 #include "tools/cli/run_files.h"
+#include "tools/planning/require_memory.h"
 #include "tools/report/run_log.h"
 
 namespace tessera::tools {
@@ -75,8 +78,21 @@ ModelConfig TransformerConfig::model_config() const {
   return config;
 }
 
-TokenMix TransformerConfig::dataset(const ModelConfig& sizes) const {
-  return data.dataset(data_fit(sizes), model.seq == 0 ? sizes.seq : model.seq, train.seed);
+std::optional<Tokenizer> TransformerConfig::read_tokenizer() const {
+  return data.tokenizes() ? data.read_tokenizer(init_from) : std::nullopt;
+}
+
+TokenMix TransformerConfig::dataset(const ModelConfig& sizes,
+                                    const std::optional<Tokenizer>& tokenizer) const {
+  for (const TokenSource& source : data.given_sources()) {
+    if (!data.is_tokenized(source)) continue;
+    // A token of 4 bytes has about as many of text.
+    require_memory(engine::InputFile(source.path).nbytes(),
+                   "the tokens of " + engine::escaped(source.path),
+                   "write them to a file by //tools:tokenize where there is more");
+  }
+  const std::int64_t seq = model.seq == 0 ? sizes.seq : model.seq;
+  return data.dataset(data_fit(sizes), seq, train.seed, tokenizer);
 }
 
 std::vector<std::string> TransformerConfig::warnings(const TokenMix& tokens,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "tools/config/train_config.h"
 #include "tools/data/data_fit.h"
 #include "tools/models/family.h"
+#include "tools/tokenizer/tokenizer.h"
 
 namespace tessera::tools {
 
@@ -33,8 +35,11 @@ struct TransformerConfig : TrainConfig {
   void add_to(FlagSet& flags);
   /// ModelFlags::config() with LoraConfig::options(): throws what they do.
   ModelConfig model_config() const;
-  /// What a model of `sizes` is trained on. Throws as TokenDataConfig::dataset().
-  TokenMix dataset(const ModelConfig& sizes) const;
+  /// TokenDataConfig::read_tokenizer() where the data are to be tokenized, otherwise none.
+  std::optional<Tokenizer> read_tokenizer() const;
+  /// What a model of `sizes` is trained on, a .jsonl with `tokenizer`. Throws as
+  /// TokenDataConfig::dataset(), and DeviceError for a .jsonl that memory does not hold.
+  TokenMix dataset(const ModelConfig& sizes, const std::optional<Tokenizer>& tokenizer = {}) const;
   /// mix_warnings() of what dataset() has returned.
   std::vector<std::string> warnings(const TokenMix& tokens, const ModelConfig& sizes) const;
   /// Checks the first bytes of files that are given and there: for a program that plans a training

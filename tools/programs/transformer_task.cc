@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "engine/error.h"
@@ -12,6 +13,7 @@
 #include "ops/attention.h"
 #include "tools/cli/stop.h"
 #include "tools/config/replicas.h"
+#include "tools/config/token_text.h"
 #include "tools/data/data_digest.h"
 #include "tools/models/family.h"
 #include "tools/programs/attention_choice.h"
@@ -26,8 +28,13 @@ namespace {
 class TransformerRank : public TaskRank {
  public:
   TransformerRank(const TransformerConfig& config, const ModelConfig& model, const TokenMix& data,
-                  const SaveOptions& save)
-      : config_(config), data_(data), save_(save), sizes_(model), model_(model.make()) {}
+                  const TokenText& text, const SaveOptions& save)
+      : config_(config),
+        data_(data),
+        text_(text),
+        save_(save),
+        sizes_(model),
+        model_(model.make()) {}
 
   Model& model() override { return *model_; }
 
@@ -74,9 +81,8 @@ class TransformerRank : public TaskRank {
       std::optional<std::int64_t> num_targets;  // unless all batches have as many
       if (data_.keeps_documents()) num_targets = data_.num_val_targets(0, num_val);
       const double loss = trainer.mean_loss(num_val / batch, loss_of, num_targets);
-      const std::string remark =
-          data_.is_bytes() ? fmt::format(" ({:.3f} bits per byte)", loss / std::log(2.0)) : "";
-      return Trainer::Validation{loss, remark};
+      return Trainer::Validation{
+          loss, validation_remark(loss, num_targets.value_or(num_val * data_.seq()))};
     };
   }
 
@@ -96,24 +102,37 @@ class TransformerRank : public TaskRank {
     if (config_.sample_tokens == 0 || trainer.stopped_by() != 0) return "";
     std::vector<std::int32_t> prompt(1);
     data_.sources().front().file().read(0, sizes_.vocab, prompt);
+    std::int64_t vocab = std::min(sizes_.vocab, data_.max_possible_token() + 1);
+    const std::optional<Tokenizer>& tokenizer = text_.tokenizer;
+    if (tokenizer) vocab = std::min(vocab, tokenizer->vocab_size());
     const std::vector<std::int32_t> sample =
-        generate(trainer, *model_, prompt, config_.sample_tokens,
-                 std::min(sizes_.vocab, data_.max_possible_token() + 1),
+        generate(trainer, *model_, prompt, config_.sample_tokens, vocab,
                  static_cast<std::uint64_t>(config_.train.seed));
     if (trainer.stopped_by() != 0 && log != nullptr) {
       log->say(fmt::format("stopped by {} while sampling", signal_name(trainer.stopped_by())));
     }
-    return data_.is_bytes() ? printable(sample)
-                            : fmt::format("token ids: {}", fmt::join(sample, " "));
+    if (data_.is_bytes()) return printable(std::string(sample.begin(), sample.end()));
+    if (tokenizer) return printable(tokenizer->decode(sample, /*skip_special=*/false));
+    return fmt::format("token ids: {}", fmt::join(sample, " "));
   }
 
  private:
+  std::string validation_remark(double loss, std::int64_t num_targets) const {
+    if (data_.is_bytes()) return fmt::format(" ({:.3f} bits per byte)", loss / std::log(2.0));
+    std::string remark = fmt::format(" (perplexity {:.2f} a token", std::exp(loss));
+    if (text_.num_val_nbytes > 0) {
+      const double per_byte = double(num_targets) / double(text_.num_val_nbytes);
+      remark += fmt::format(", {:.3f} a byte", std::exp(loss * per_byte));
+    }
+    return remark + ")";
+  }
   std::vector<BatchTensor> tensors(std::int64_t batch) const {
     return token_tensors(batch, data_.seq(), data_.packs());
   }
 
   const TransformerConfig& config_;
   const TokenMix& data_;
+  const TokenText& text_;
   const SaveOptions& save_;
   const ModelConfig& sizes_;
   std::unique_ptr<LanguageModel> model_;
@@ -130,7 +149,9 @@ void TransformerTask::prepare(const FlagSet& flags, bool on_gpus) {
   check_attention(config_, on_gpus);
   model_ = config_.model_config();
   config_.check_blocks(model_.layers);
-  data_.emplace(config_.dataset(model_));
+  std::optional<Tokenizer> tokenizer = config_.read_tokenizer();
+  data_.emplace(config_.dataset(model_, tokenizer));
+  text_ = token_text(config_.data, config_.init_from, *data_, std::move(tokenizer));
   config_.settle_loss_mean(data_->keeps_documents());
   config_.check_files(flags, config_.data.run_files(config_.data.sources()));
   if (config_.save.is_on() && !config_.plan && model_.lora.is_on()) {
@@ -160,6 +181,11 @@ std::vector<std::string> TransformerTask::warnings() const {
   return config_.warnings(*data_, model_);
 }
 
+// Sources of a mix have epochs of their own.
+std::int64_t TransformerTask::num_samples() const {
+  return data_->sources().size() == 1 ? data_->num_sequences() : 0;
+}
+
 std::string TransformerTask::model_text() const { return to_text(model_); }
 
 std::string TransformerTask::data_text() const {
@@ -174,7 +200,7 @@ std::string TransformerTask::data_digest() const {
 }
 
 std::unique_ptr<TaskRank> TransformerTask::rank() const {
-  return std::make_unique<TransformerRank>(config_, model_, *data_, save_);
+  return std::make_unique<TransformerRank>(config_, model_, *data_, text_, save_);
 }
 
 std::string TransformerTask::closing_line(std::optional<std::int64_t> checkpoint) const {

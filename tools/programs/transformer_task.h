@@ -1,10 +1,12 @@
 // train_transformer's model and data, as run_task() takes them.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "tools/config/token_text.h"
 #include "tools/data/token_mix.h"
 #include "tools/huggingface/model_writer.h"
 #include "tools/models/family.h"
@@ -22,6 +24,7 @@ class TransformerTask : public Task {
   TrainConfig& config() override { return config_; }
   void prepare(const FlagSet& flags, bool on_gpus) override;
   Items items() const override;
+  std::int64_t num_samples() const override;
   std::string summary() const override;
   std::vector<std::string> warnings() const override;
   std::string model_text() const override;
@@ -36,6 +39,7 @@ class TransformerTask : public Task {
   ModelConfig model_;
   SaveOptions save_;
   std::optional<TokenMix> data_;
+  TokenText text_;
 };
 
 }  // namespace tessera::tools

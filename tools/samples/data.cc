@@ -2,12 +2,9 @@
 #include <fmt/format.h>
 
 #include <cstdint>
-#include <filesystem>
 #include <iostream>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -30,7 +27,6 @@ using engine::require;
 struct DataConfig : TransformerConfig {
   std::int64_t show = 0, count = 1;
   bool validation = false;
-  std::string tokenizer;
 
   void add_to(FlagSet& flags) {
     flags.add("show", &show,
@@ -43,33 +39,12 @@ struct DataConfig : TransformerConfig {
                .max = 1 << 20});
     flags.add("validation", &validation,
               {.help = "shows sequences that are kept for validation instead"});
-    flags.add("tokenizer", &tokenizer,
-              {.help = "folder of a model with tokenizer.json, or with GPT-2's vocab.json and "
-                       "merges.txt, or a tokenizer.json, whose tokens the data are; empty: that of "
-                       "init.from, if it has one; none: token ids are shown"});
     TransformerConfig::add_to(flags);
   }
 };
 
-// Of the model's own folder only where it is there.
-std::optional<Tokenizer> tokenizer_of(const DataConfig& config, bool is_bytes) {
-  require(!is_bytes || config.tokenizer.empty(),
-          "[data] expected no tokenizer of data whose tokens are bytes, got {} (tokenizer)",
-          config.tokenizer);
-  if (is_bytes) return std::nullopt;
-  if (!config.tokenizer.empty()) return Tokenizer::read(resolve_user_path(config.tokenizer));
-  if (config.init_from.empty()) return std::nullopt;
-  const std::string folder = resolve_user_path(config.init_from);
-  for (const std::string_view name : {"/tokenizer.json", "/vocab.json"}) {
-    std::error_code ignored;
-    if (std::filesystem::exists(folder + std::string(name), ignored))
-      return Tokenizer::read(folder);
-  }
-  return std::nullopt;
-}
-
-void show(const DataConfig& config, const TokenMix& data) {
-  const std::optional<Tokenizer> tokenizer = tokenizer_of(config, data.is_bytes());
+void show(const DataConfig& config, const TokenMix& data,
+          const std::optional<Tokenizer>& tokenizer) {
   std::optional<StreamDecoder> decoder;
   bool is_first_id = true;
   const TextOf text_of = [&](const std::int32_t* id) -> std::string {
@@ -85,7 +60,7 @@ void show(const DataConfig& config, const TokenMix& data) {
     }
     require(*id < tokenizer->vocab_size(),
             "[data] expected tokens of the tokenizer, which has {}, got {}: of which are the data? "
-            "(tokenizer)",
+            "(data.tokenizer)",
             tokenizer->vocab_size(), *id);
     if (!decoder) decoder.emplace(*tokenizer, /*skip_special=*/false);
     return decoder->next(*id);
@@ -108,7 +83,8 @@ void run(int argc, char** argv) {
   config.add_to(flags);
   if (!flags.parse(argc, argv, std::cout)) return;
   const ModelConfig sizes = config.model_config();
-  const TokenMix data = config.dataset(sizes);
+  std::optional<Tokenizer> tokenizer = config.read_tokenizer();
+  const TokenMix data = config.dataset(sizes, tokenizer);
   fmt::print("data: {}\n", mix_text(data));
   if (data.num_val_sequences() > 0) {
     fmt::print("validation: {} sequences of {}\n", engine::with_commas(data.num_val_sequences()),
@@ -120,7 +96,8 @@ void run(int argc, char** argv) {
           "[data] expected sequences below the {} that are kept for validation, got {} from {} on "
           "(show)",
           data.num_val_sequences(), config.count, config.show);
-  show(config, data);
+  if (!tokenizer && !data.is_bytes()) tokenizer = config.data.read_tokenizer(config.init_from);
+  show(config, data, tokenizer);
 }
 
 }  // namespace

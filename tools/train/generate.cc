@@ -52,9 +52,7 @@ std::vector<std::int32_t> generate(Trainer& trainer, LanguageModel& model,
   return tokens;
 }
 
-std::string printable(const std::vector<std::int32_t>& tokens) {
-  std::string bytes;
-  for (const std::int32_t token : tokens) bytes += static_cast<char>(token);
+std::string printable(std::string_view bytes) {
   std::string_view rest = engine::without_cut_character(bytes);
   std::string text;
   while (!rest.empty()) {

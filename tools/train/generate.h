@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tools/models/language_model.h"
@@ -16,8 +17,8 @@ std::vector<std::int32_t> generate(Trainer& trainer, LanguageModel& model,
                                    std::vector<std::int32_t> tokens, std::int64_t num_tokens,
                                    std::int64_t vocab, std::uint64_t seed);
 
-/// Tokens that are bytes, as a terminal can show them: UTF-8 as it is, with its lines and tabs;
-/// what is none, or would command the terminal, escaped. A character that the end cuts is left out.
-std::string printable(const std::vector<std::int32_t>& tokens);
+/// Bytes as a terminal can show them: UTF-8 as it is, with its lines and tabs; what is none, or
+/// would command the terminal, escaped. A character that the end cuts is left out.
+std::string printable(std::string_view bytes);
 
 }  // namespace tessera::tools

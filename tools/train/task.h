@@ -62,6 +62,8 @@ class Task {
     double flops;  ///< of one of them, forward and backward, without what is recomputed; 0: unknown
   };
   virtual Items items() const = 0;
+  /// How many samples come once before one comes again; 0: not to be said in one number.
+  virtual std::int64_t num_samples() const = 0;
   /// A line for the terminal: model and data.
   virtual std::string summary() const = 0;
   /// Warnings of what may be meant otherwise, a line each.

@@ -10,6 +10,7 @@
 #include "engine/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
+#include "tests/tools/tokenizer/small_tokenizer.h"
 #include "tools/cli/flags.h"
 #include "tools/data/token_dataset.h"
 #include "tools/data/token_file.h"
@@ -27,17 +28,112 @@ TEST(TokenDataConfig, EveryFlagSetsItsOwnField) {
   FlagSet flags("train", "");
   c.add_to(flags);
   std::ostringstream out;
-  ASSERT_TRUE(
-      flags.parse(std::vector<const char*>{"--data.path=a.bin", "--data.mix=b.bin:2",
-                                           "--data.format=uint32", "--data.order=sequential",
-                                           "--data.val_fraction=0.25", "--data.packing"},
-                  out));
+  ASSERT_TRUE(flags.parse(
+      std::vector<const char*>{"--data.path=a.bin", "--data.mix=b.bin:2", "--data.format=uint32",
+                               "--data.order=sequential", "--data.val_fraction=0.25",
+                               "--data.packing", "--data.field=f", "--data.prompt=p",
+                               "--data.template={content}", "--data.loss=all", "--data.end=<e>",
+                               "--data.tokenizer=t"},
+      out));
   EXPECT_EQ(c.path, "a.bin");
   EXPECT_EQ(c.mix, "b.bin:2");
   EXPECT_EQ(c.format, TokenFormat::kUInt32);
   EXPECT_EQ(c.order, SampleOrder::kSequential);
   EXPECT_EQ(c.val_fraction, 0.25);
   EXPECT_TRUE(c.packing);
+  EXPECT_EQ(c.documents, (DocumentConfig{.field = "f",
+                                         .prompt = "p",
+                                         .chat_template = "{content}",
+                                         .loss = LearnedPart::kAll,
+                                         .end = "<e>"}));
+  EXPECT_EQ(c.tokenizer, "t");
+}
+
+class Jsonl : public ::testing::Test {
+ protected:
+  Jsonl() {
+    c_.path = folder_.write("a.jsonl", R"({"text": "abc", "ask": "cd"})"
+                                       "\n"
+                                       R"({"text": "ab", "ask": "a"})"
+                                       "\n");
+    c_.val_fraction = 0;
+    c_.tokenizer = folder_.write("tokenizer.json", testing::small_tokenizer().dump());
+    folder_.write("tokenizer_config.json", R"({"eos_token": "<e>"})");
+  }
+  std::vector<std::int32_t> targets() const {
+    const TokenFile file = c_.open(c_.sources()[0], c_.read_tokenizer(""));
+    std::vector<std::int32_t> all(static_cast<std::size_t>(file.num_tokens()));
+    file.read_targets(0, 10, all);
+    return all;
+  }
+  std::string error() const {
+    return error_of<engine::Error>(
+        [&] { c_.dataset(c_.fit(10, ""), 4, 1, c_.read_tokenizer("")); });
+  }
+
+  const TempFolder folder_;
+  TokenDataConfig c_;
+};
+
+constexpr std::int32_t kRead = kMasked;
+
+TEST_F(Jsonl, IsTokenizedAsItsOptionsSay) {
+  using Ids = std::vector<std::int32_t>;
+  EXPECT_EQ(targets(), (Ids{6, 9, 5, 9}));
+  c_.documents.end = "none";
+  EXPECT_EQ(targets(), (Ids{6, 5}));
+  c_.documents.end = "cd";
+  EXPECT_EQ(targets(), (Ids{6, 7, 5, 7}));
+  c_.documents.prompt = "ask";
+  EXPECT_EQ(targets(), (Ids{kRead, 6, 7, kRead, 5, 7}));
+  c_.documents.loss = LearnedPart::kAll;
+  EXPECT_EQ(targets(), (Ids{7, 6, 7, 0, 5, 7})) << "aab is a and ab";
+  c_.documents = {.field = "ask"};
+  EXPECT_EQ(targets(), (Ids{7, 9, 0, 9}));
+  c_.path = folder_.write("b.jsonl", R"({"messages": [{"role": "a", "content": "b"},)"
+                                     R"( {"role": "assistant", "content": "cd"}]})");
+  c_.documents = {.chat_template = "{content}<e>"};
+  EXPECT_EQ(targets(), (Ids{kRead, kRead, 7, 9})) << "no end but the template's";
+}
+
+TEST_F(Jsonl, KeepsDocumentsApart) {
+  const TokenMix data = c_.dataset(c_.fit(10, ""), 4, 1, c_.read_tokenizer(""));
+  EXPECT_TRUE(data.keeps_documents());
+  EXPECT_EQ(data.num_sequences(), 2);
+  EXPECT_TRUE(c_.keeps_documents());
+  EXPECT_TRUE(c_.files_if_there().empty()) << "planning does not tokenize";
+  c_.packing = true;
+  EXPECT_TRUE(c_.check_heads(c_.fit(10, "")).empty());
+  EXPECT_EQ(c_.dataset(c_.fit(10, ""), 4, 1, c_.read_tokenizer("")).num_sequences(), 1);
+  c_.packing = false;
+  c_.format = TokenFormat::kBytes;
+  c_.tokenizer = "";
+  EXPECT_FALSE(c_.keeps_documents());
+  EXPECT_TRUE(c_.dataset(c_.fit(256, ""), 4, 1).is_bytes());
+}
+
+TEST_F(Jsonl, WhatCannotBeHonouredIsRefused) {
+  c_.documents = {.prompt = "ask", .chat_template = "{content}"};
+  EXPECT_TRUE(has(error(), {"a template or a prompt, got both"}));
+  c_.documents = {.chat_template = "{role}"};
+  EXPECT_TRUE(has(error(), {"{content} once, got it 0 times in {role}"}));
+  c_.documents = {.end = "nothing"};
+  EXPECT_TRUE(has(error(), {"a token of the tokenizer, got nothing (end)"}));
+  c_.documents = {};
+  folder_.write("tokenizer_config.json", "{}");
+  EXPECT_TRUE(has(error(), {"an eos_token in tokenizer_config.json", "got none"}));
+  c_.documents.end = "none";
+  EXPECT_TRUE(has(error(), {"some token after the first is learned"})) << "of one token each";
+  EXPECT_TRUE(has(
+      error_of<engine::IoError>([&] { c_.dataset(c_.fit(6, ""), 4, 1, c_.read_tokenizer("")); }),
+      {"tokens below the vocabulary of 6, got 6 at position 0", "a.jsonl"}));
+  c_.tokenizer = "";
+  EXPECT_TRUE(has(error(), {"the tokenizer of the texts in a .jsonl, got none", "a.jsonl"}));
+  c_.path = folder_.write("a.txt", "some text of bytes");
+  EXPECT_TRUE(has(error(), {"expected a .jsonl in data.path", "data.end", "got ", "a.txt"}));
+  c_.documents = {};
+  c_.tokenizer = folder_ / "tokenizer.json";
+  EXPECT_TRUE(has(error(), {"no tokenizer of data whose tokens are bytes", "a.txt"}));
 }
 
 TEST(TokenDataConfig, AMixIsFilesWithWeights) {

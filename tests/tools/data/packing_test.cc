@@ -13,9 +13,10 @@
 #include "engine/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
+#include "tests/tools/testing/marked.h"
 #include "tools/data/first_fit.h"
 #include "tools/data/token_dataset.h"
-#include "tools/tokenize/token_writer.h"
+#include "tools/data/token_writer.h"
 
 namespace tessera::tools {
 namespace {
@@ -93,7 +94,8 @@ Batch batch_of(const TokenDataset& data, Part part, std::int64_t first, std::int
 /// A file of documents: so many ids each, of which the first few are not learned.
 std::string write(const TempFolder& folder, const std::vector<std::pair<Ids, int>>& documents) {
   TokenWriter writer(kVocab, /*keeps_documents=*/true);
-  for (const auto& [ids, num_not_learned] : documents) writer.add_document(ids, num_not_learned);
+  for (const auto& [ids, num_not_learned] : documents)
+    writer.add_document(testing::marked(ids, num_not_learned));
   writer.write(folder / "a.bin");
   return folder / "a.bin";
 }

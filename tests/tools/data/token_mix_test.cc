@@ -17,7 +17,8 @@
 #include "engine/tensor.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
-#include "tools/tokenize/token_writer.h"
+#include "tests/tools/testing/marked.h"
+#include "tools/data/token_writer.h"
 
 namespace tessera::tools {
 namespace {
@@ -110,7 +111,8 @@ std::string plain(const TempFolder& folder, const std::string& name, std::int32_
 std::string documents(const TempFolder& folder, const std::string& name,
                       const std::vector<std::pair<Ids, int>>& all) {
   TokenWriter writer(kVocab, /*keeps_documents=*/true);
-  for (const auto& [ids, num_not_learned] : all) writer.add_document(ids, num_not_learned);
+  for (const auto& [ids, num_not_learned] : all)
+    writer.add_document(testing::marked(ids, num_not_learned));
   writer.write(folder / name);
   return folder / name;
 }

@@ -10,9 +10,10 @@
 
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
+#include "tests/tools/testing/marked.h"
 #include "tests/tools/testing/tiny_training.h"
 #include "tools/config/train_config.h"
-#include "tools/tokenize/token_writer.h"
+#include "tools/data/token_writer.h"
 #include "tools/train/graph_choice.h"
 
 namespace tessera {
@@ -30,7 +31,7 @@ class Documents : public testing::TinyTraining {
     for (std::int32_t i = 0; i < 40; ++i) {
       std::vector<std::int32_t> ids;
       for (std::int32_t k = 0; k < 3 + i % 5; ++k) ids.push_back((7 * i + k * k) % 256);
-      writer.add_document(ids, i % 3);
+      writer.add_document(testing::marked(ids, i % 3));
     }
     writer.write(folder_ / "documents.bin");
     flags_["data.path"] = folder_ / "documents.bin";

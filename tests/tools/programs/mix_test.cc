@@ -11,8 +11,9 @@
 
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
+#include "tests/tools/testing/marked.h"
 #include "tests/tools/testing/tiny_training.h"
-#include "tools/tokenize/token_writer.h"
+#include "tools/data/token_writer.h"
 
 namespace tessera {
 namespace {
@@ -38,7 +39,7 @@ class Mix : public testing::TinyTraining {
       for (std::int32_t i = 0; i < 40; ++i) {
         std::vector<std::int32_t> ids;
         for (std::int32_t k = 0; k < 3 + i % 5; ++k) ids.push_back((7 * i + k * k) % 256);
-        apart.add_document(ids, i % 3);
+        apart.add_document(testing::marked(ids, i % 3));
         plain.add(ids);
       }
       apart.write(folder_ / (folder + "documents.bin"));

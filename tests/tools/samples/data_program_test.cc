@@ -10,7 +10,7 @@
 #include "tests/testing/program.h"
 #include "tests/tools/testing/tiny_training.h"
 #include "tests/tools/tokenizer/small_tokenizer.h"
-#include "tools/tokenize/token_writer.h"
+#include "tools/data/token_writer.h"
 
 namespace tessera {
 namespace {
@@ -73,13 +73,21 @@ TEST_F(Data, ShowsDocumentsByTheTokenizer) {
   };
   EXPECT_TRUE(has(ids.out, {whole({"6", " 8 3 9", "3 2", " 1 0 9"})}));
   Flags decoded = flags;
-  decoded["tokenizer"] = tokenizer_;
+  decoded["data.tokenizer"] = tokenizer_;
   EXPECT_TRUE(has(show(decoded).out, {whole({"abc", " abd<e>", "dc", "ba<e>"})}));
+  // The lines themselves.
+  decoded["data.path"] = folder_ / "a.jsonl";
+  for (const char* option : {"field=a", "prompt=q", "end=<e>"}) {
+    const std::string_view words = option;
+    decoded["data." + std::string(words.substr(0, words.find('=')))] =
+        words.substr(words.find('=') + 1);
+  }
+  EXPECT_TRUE(has(show(decoded).out, {"    read    |abc|\n    learned | abd<e>|\n"}));
 }
 
 TEST_F(Data, RefusesWhatItCannotShow) {
   const std::pair<Flags, std::string> cases[] = {
-      {{{"tokenizer", tokenizer_}}, "no tokenizer of data whose tokens are bytes"},
+      {{{"data.tokenizer", tokenizer_}}, "no tokenizer of data whose tokens are bytes"},
       {{{"validation", "true"}, {"show", "2"}, {"data.val_fraction", "0"}},
        "below the 0 that are kept"},
       {{{"data.packing", "true"}}, "expected documents to pack"},
@@ -93,10 +101,10 @@ TEST_F(Data, RefusesWhatItCannotShow) {
   tools::TokenWriter writer(20);
   writer.add(std::vector<std::int32_t>(100, 15));
   writer.write(folder_ / "b.bin");
-  const Outcome other = show({{"data.path", folder_ / "b.bin"}, {"tokenizer", tokenizer_}});
+  const Outcome other = show({{"data.path", folder_ / "b.bin"}, {"data.tokenizer", tokenizer_}});
   EXPECT_EQ(other.exit_code, 1);
-  EXPECT_TRUE(
-      has(other.err, {"expected tokens of the tokenizer", "which has 10, got 15", "(tokenizer)"}));
+  EXPECT_TRUE(has(
+      other.err, {"expected tokens of the tokenizer", "which has 10, got 15", "(data.tokenizer)"}));
 }
 
 }  // namespace

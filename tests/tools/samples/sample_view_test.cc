@@ -9,10 +9,11 @@
 #include <vector>
 
 #include "tests/testing/temp_folder.h"
+#include "tests/tools/testing/marked.h"
 #include "tools/data/token_dataset.h"
 #include "tools/data/token_file.h"
 #include "tools/data/token_mix.h"
-#include "tools/tokenize/token_writer.h"
+#include "tools/data/token_writer.h"
 
 namespace tessera::tools {
 namespace {
@@ -30,7 +31,8 @@ class SampleViewTest : public ::testing::Test {
                                              {{11, 12, 13, 14, 15, 16, 17, 18, 19, 20}, 0},
                                              {{21, 22}, 0},
                                              {{31, 32, 33}, 1}};
-    for (const auto& [ids, num_not_learned] : documents) apart.add_document(ids, num_not_learned);
+    for (const auto& [ids, num_not_learned] : documents)
+      apart.add_document(testing::marked(ids, num_not_learned));
     Ids ids(41);
     std::iota(ids.begin(), ids.end(), 100);
     plain.add(ids);

@@ -13,7 +13,7 @@
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/tokenizer/small_tokenizer.h"
 #include "tools/data/token_file.h"
-#include "tools/tokenize/token_writer.h"
+#include "tools/data/token_writer.h"
 
 namespace tessera {
 namespace {
@@ -95,7 +95,7 @@ TEST_F(Tokenize, KeepsDocumentsApartAndMarksTheirPrompts) {
   const Outcome outcome = run(
       {"--tokenizer=.", "--prompt", "ask", "--field=say", "--end=<e>", "--out=all.bin", "d.jsonl"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_TRUE(has(outcome.out, {"7 tokens of 32 bits, 2 of prompts, documents apart in ",
+  EXPECT_TRUE(has(outcome.out, {"7 tokens of 32 bits, 2 only read, documents apart in ",
                                 "all.bin: 2 documents, 7 bytes, "}));
   const tools::TokenFile tokens(folder_ / "all.bin");
   EXPECT_EQ(tokens.document_ends(), (std::vector<std::int64_t>{4, 7}));
@@ -103,6 +103,12 @@ TEST_F(Tokenize, KeepsDocumentsApartAndMarksTheirPrompts) {
   tokens.read_targets(0, 10, targets);
   EXPECT_EQ(tokens_of(folder_ / "all.bin", 10), (Ids{9, 6, 5, 9, 9, 7, 9}));
   EXPECT_EQ(targets, (Ids{tools::kMasked, tools::kMasked, 5, 9, 9, 7, 9}));
+  const std::vector<std::string> chats = {"--tokenizer=.", "--template={content}<e>",
+                                          "--out=all.bin", "e.jsonl"};
+  folder_.write("e.jsonl", R"({"messages": [{"role": "user", "content": "abc"},)"
+                           R"( {"role": "assistant", "content": "cd"}]})");
+  EXPECT_TRUE(has(run(chats).out, {"5 tokens of 32 bits, 3 only read, documents apart in "}));
+  EXPECT_EQ(tokens_of(folder_ / "all.bin", 10), (Ids{9, 6, 9, 7, 9}));
   // Without prompts.
   EXPECT_EQ(
       run({"--tokenizer=.", "--documents", "--field=say", "--out=all.bin", "d.jsonl"}).exit_code,
@@ -129,15 +135,17 @@ TEST_F(Tokenize, WhatCannotBeHonouredIsRefused) {
   const Case cases[] = {
       {{"a.txt"}, "got no tokenizer"},
       {{"--tokenizer=."}, "got no files"},
-      {{"--tokenizer=.", "c.jsonl"}, "expected --field=KEY for .jsonl"},
-      {{"--tokenizer=.", "--field=x", "a.txt"}, "expected no --field without a .jsonl, got x"},
+      {{"--tokenizer=.", "c.jsonl"}, "a text at key text, got none"},
+      {{"--tokenizer=.", "--field=x", "a.txt"}, "expected a .jsonl with --field"},
+      {{"--tokenizer=.", "--template={content}", "--out=a.bin", "c.jsonl"},
+       "a list of messages at key messages, got none"},
       {{"--tokenizer=.", "--out=a.txt", "a.txt"}, "a file called .bin"},
-      {{"--tokenizer=.", "--prompt=x", "a.txt"}, "expected --prompt with the --field"},
+      {{"--tokenizer=.", "--prompt=x", "a.txt"}, "expected a .jsonl with --field"},
       {{"--tokenizer=.", "--field=words", "--prompt=x", "--out=a.bin", "c.jsonl"},
-       "a text at key x, got none (prompt"},
-      {{"--tokenizer=.", "--documents", "a.txt"}, "expected --out with --documents or --prompt"},
+       "a text at key x, got none ("},
+      {{"--tokenizer=.", "--documents", "a.txt"}, "expected --out with --documents, or where"},
       {{"--tokenizer=.", "--field=words", "--prompt=words", "--out=a.bin", "c.jsonl", "a.txt"},
-       "expected .jsonl alone with --prompt"},
+       "expected .jsonl alone with --prompt or --template"},
       {{"--tokenizer=.", "--end=no", "a.txt"}, "a token of the tokenizer, got no"},
       {{"--tokenizer=.", "--other", "a.txt"}, "--other"},
       {{"--tokenizer=missing", "a.txt"}, "missing"},

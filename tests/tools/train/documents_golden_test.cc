@@ -13,9 +13,10 @@
 #include "tests/testing/json.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/testing/gpt_run.h"
+#include "tests/tools/testing/marked.h"
 #include "tests/tools/train/family_golden.h"
+#include "tools/data/token_writer.h"
 #include "tools/models/family.h"
-#include "tools/tokenize/token_writer.h"
 
 namespace tessera::tools {
 namespace {
@@ -35,7 +36,8 @@ class Documents : public ::testing::Test {
   Documents() {
     TokenWriter writer(37, /*keeps_documents=*/true);
     for (const auto& document : golden_.at("documents")) {
-      writer.add_document(document[0].get<std::vector<std::int32_t>>(), document[1]);
+      writer.add_document(
+          testing::marked(document[0].get<std::vector<std::int32_t>>(), document[1]));
     }
     writer.write(folder_ / "documents.bin");
   }

@@ -62,14 +62,15 @@ void SharedChecks::cpu(const CpuConfig& cpu) {
 }
 
 void SharedChecks::data(TransformerConfig& config, const ModelConfig& model) {
-  const std::vector<TokenFile> files = config.data.files_of(config.data.sources());
-  config.settle_loss_mean(std::ranges::any_of(files, &TokenFile::keeps_documents));
   const TokenDataConfig& d = config.data;
-  const std::string key = fmt::format("{}\n{}\n{}\n{} {} {} {} {} {} {}", d.path, d.mix,
-                                      config.init_from, config.model.seq, model.seq, model.vocab,
-                                      d.val_fraction, int(d.order), int(d.format), d.packing);
+  config.settle_loss_mean(d.keeps_documents());
+  std::string key =
+      fmt::format("{}\n{}\n{} {} {} {} {} {}", d.mix, config.init_from, config.model.seq, model.seq,
+                  model.vocab, d.val_fraction, int(d.order), d.packing);
+  for (const TokenSource& source : d.sources()) key += '\n' + d.reading(source, config.init_from);
   if (!data_.insert(key).second) return;
-  for (const std::string& line : config.warnings(config.dataset(model), model)) {
+  const TokenMix tokens = config.dataset(model, config.read_tokenizer());
+  for (const std::string& line : config.warnings(tokens, model)) {
     if (warnings_.insert(line).second) fmt::print(stderr, "warning: {}\n", line);
   }
 }

@@ -1,5 +1,5 @@
-// Documents of texts and of .jsonl files, however lines and chunks fall.
-#include "tools/tokenize/documents.h"
+// Documents of texts and of .jsonl files, however lines and chunks fall; prompts and chats.
+#include "tools/data/documents.h"
 
 #include <gtest/gtest.h>
 
@@ -24,7 +24,16 @@ class Documents : public ::testing::Test {
   std::vector<std::string> of(const std::string& path, const std::string& field = "text") const {
     std::vector<std::string> all;
     visit_documents(path, {.text = field},
-                    [&](const Document& document) { all.emplace_back(document.text); });
+                    [&](const Document& document) { all.push_back(document.parts[0].text); });
+    return all;
+  }
+  /// The parts of the only line, those that are read only in brackets.
+  std::string parts(std::string_view line, const DocumentFields& fields) const {
+    std::string all;
+    visit_documents(folder_.write("a.jsonl", line), fields, [&](const Document& document) {
+      for (const DocumentPart& part : document.parts)
+        all += (part.is_learned ? "" : "[") + part.text + (part.is_learned ? "|" : "]");
+    });
     return all;
   }
   const testing::TempFolder folder_;
@@ -98,6 +107,59 @@ TEST_F(Documents, ErrorsNameTheLine) {
   EXPECT_TRUE(has(error("\n[]"), {"a JSON object", place}));
   EXPECT_TRUE(has(error("\n{\"other\": 1}"), {"a text at key text, got none", place}));
   EXPECT_TRUE(has(error("\n{\"text\": 1}"), {"a text at key text, got another value", place}));
+}
+
+TEST_F(Documents, APromptIsReadOnly) {
+  const char* line = R"({"text": "b", "ask": "a"})";
+  EXPECT_EQ(parts(line, {.text = "text", .prompt = "ask"}), "[a]b|");
+  EXPECT_EQ(parts(line, {.text = "text", .prompt = "ask", .learns_all = true}), "ab|");
+  EXPECT_EQ(parts(R"({"text": "", "ask": "a"})", {.text = "text", .prompt = "ask"}), "[a]|");
+}
+
+TEST_F(Documents, OfAChatTheAssistantsWordsAreLearned) {
+  DocumentFields fields{.text = "messages", .chat = ChatTemplate("<{role}>\\n{content}</s>\\n")};
+  const char* line = R"({"messages": [{"role": "system", "content": "Be brief."},
+      {"role": "user", "content": "1+1?", "name": "x"}, {"role": "assistant", "content": "2"},
+      {"role": "user", "content": "2+{2}?"}, {"role": "assistant", "content": "4"}]})";
+  std::string one_line(line);
+  std::erase(one_line, '\n');
+  EXPECT_EQ(parts(one_line, fields),
+            "[<system>\nBe brief.</s>\n<user>\n1+1?</s>\n<assistant>\n]2</s>\n|"
+            "[<user>\n2+{2}?</s>\n<assistant>\n]4</s>\n|");
+  fields.learns_all = true;
+  EXPECT_EQ(parts(one_line, fields),
+            "<system>\nBe brief.</s>\n<user>\n1+1?</s>\n<assistant>\n2</s>\n<user>\n2+{2}?</s>\n"
+            "<assistant>\n4</s>\n|");
+  const auto error = [&](std::string_view text) {
+    return error_of<IoError>([&] { parts(text, fields); });
+  };
+  const std::string place = folder_ / "a.jsonl:1";
+  for (const char* none : {"{}", R"({"messages": []})", R"({"messages": "hello"})"}) {
+    EXPECT_TRUE(has(error(none), {"a list of messages at key messages, got ", place}));
+  }
+  EXPECT_TRUE(has(error(R"({"messages": ["hello"]})"), {"a message with role and content"}));
+  EXPECT_TRUE(has(error(R"({"messages": [{"role": "user", "content": "a"}, {"role": "user"}]})"),
+                  {"a text at key content, got none (message 1, ", place}));
+  EXPECT_TRUE(has(error(R"({"messages": [{"role": "user", "content": [1]}]})"),
+                  {"a text at key content, got another value (message 0, ", place}));
+}
+
+TEST(ChatTemplate, IsAPatternWithItsContentOnce) {
+  const auto text = [](std::string_view pattern) {
+    std::vector<DocumentPart> parts;
+    ChatTemplate(pattern).add("R", "C", /*is_learned=*/true, parts);
+    std::string all;
+    for (const DocumentPart& part : parts) all += part.text + (part.is_learned ? "+" : "-");
+    return all;
+  };
+  EXPECT_EQ(text("{content}"), "C+");
+  EXPECT_EQ(text("{role}: {content} {role}"), "R: -C R+");
+  EXPECT_EQ(text(R"({{{role}}}\n\t\\n{content})"), "{R}\n\t\\n-C+");
+  for (const char* bad :
+       {"", "{role}", "{content}{content}", "{contents}", "{", "{content}}", "\\x"}) {
+    EXPECT_TRUE(has(error_of<engine::InvalidArgument>([&] { text(bad); }), {"[chat_template]"}))
+        << bad;
+  }
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "tools/tokenize/token_writer.h"
+#include "tools/data/token_writer.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,6 @@
 
 #include "engine/error.h"
 #include "engine/io/file.h"
-#include "tools/data/token_file.h"
 
 namespace tessera::tools {
 
@@ -22,33 +21,20 @@ void TokenWriter::add(std::span<const std::int32_t> tokens) {
   require<IoError>(std::ssize(tokens) <= kMax - num_tokens(),
                    "[token_file] expected at most {} tokens in a file, got more: write several",
                    kMax);
-  append(tokens);
-}
-
-void TokenWriter::append(std::span<const std::int32_t> tokens) {
   for (const std::int32_t token : tokens) {
     require(token >= 0 && (!is_short_ || token <= std::numeric_limits<std::uint16_t>::max()),
             "[token_file] expected tokens of {} bits, got {}", num_bits(), token);
     if (is_short_) {
       short_.push_back(static_cast<std::uint16_t>(token));
     } else {
-      long_.push_back(static_cast<std::uint32_t>(token));
+      long_.tokens.push_back(static_cast<std::uint32_t>(token));
     }
   }
 }
 
-void TokenWriter::add_document(std::span<const std::int32_t> tokens, std::int64_t num_not_learned) {
-  require(
-      keeps_documents_ && num_not_learned >= 0 && num_not_learned <= std::ssize(tokens),
-      "[token_file] expected a file of documents, and from 0 to {} tokens that are not learned, "
-      "got {}",
-      tokens.size(), num_not_learned);
-  if (tokens.empty()) return;
-  const std::ptrdiff_t first = std::ssize(long_);
-  append(tokens);
-  std::for_each_n(long_.begin() + first, num_not_learned,
-                  [](std::uint32_t& token) { token |= kNotLearned; });
-  document_ends_.push_back(num_tokens());
+void TokenWriter::add_document(std::span<const std::uint32_t> tokens) {
+  require(keeps_documents_, "[token_file] expected tokens of no document, got a document");
+  long_.add(tokens);
 }
 
 void TokenWriter::write(const std::string& path) const {
@@ -59,12 +45,12 @@ void TokenWriter::write(const std::string& path) const {
   engine::AtomicFile file(path);
   file.write(std::as_bytes(std::span(header)));
   if (keeps_documents_) {
-    const std::array<std::int64_t, 2> counts{num_tokens(), std::ssize(document_ends_)};
+    const std::array<std::int64_t, 2> counts{num_tokens(), std::ssize(long_.ends)};
     file.write(std::as_bytes(std::span(counts)));
-    file.write(std::as_bytes(std::span(document_ends_)));
+    file.write(std::as_bytes(std::span(long_.ends)));
   }
   file.write(std::as_bytes(std::span(short_)));
-  file.write(std::as_bytes(std::span(long_)));
+  file.write(std::as_bytes(std::span(long_.tokens)));
   file.commit();
 }
 

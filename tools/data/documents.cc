@@ -1,4 +1,4 @@
-#include "tools/tokenize/documents.h"
+#include "tools/data/documents.h"
 
 #include <fmt/core.h>
 
@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "engine/error.h"
 #include "engine/io/file.h"
@@ -43,7 +45,7 @@ void visit_lines(const std::string& path, const Use& use) {
     }
     kept.erase(0, done);
     require<IoError>(std::ssize(kept) <= kMaxDocumentNbytes,
-                     "[tokenize] expected lines of at most {} bytes, got a longer one ({}:{})",
+                     "[documents] expected lines of at most {} bytes, got a longer one ({}:{})",
                      kMaxDocumentNbytes, path, number + 1);
   }
   if (!kept.empty()) next(kept);
@@ -63,16 +65,16 @@ std::string check_is_text(std::string_view text, const std::string& path) {
   const FileKind* kind = file_kind(head);
   if (kind != nullptr && !kind->is_text()) {
     const std::string unpack = kind->to_unpack();
-    engine::fail<IoError>("[tokenize] expected text, got {}{} ({})", kind->name,
+    engine::fail<IoError>("[documents] expected text, got {}{} ({})", kind->name,
                           unpack.empty() ? ": write its text to a file of its own" : unpack, path);
   }
   require<IoError>(
       !head.starts_with("\xff\xfe") && !head.starts_with("\xfe\xff"),
-      "[tokenize] expected text in UTF-8, got UTF-16: convert it with `iconv -f UTF-16 "
+      "[documents] expected text in UTF-8, got UTF-16: convert it with `iconv -f UTF-16 "
       "-t UTF-8` ({})",
       path);
   require<IoError>(head.find('\0') == std::string_view::npos,
-                   "[tokenize] expected text, got a binary file ({})", path);
+                   "[documents] expected text, got a binary file ({})", path);
   if (is_jsonl(path)) return "";
   if (kind != nullptr && kind->is_json) {
     return "is JSON, whose keys become tokens, too: if each line is a document, name it .jsonl and "
@@ -86,35 +88,77 @@ std::string check_is_text(std::string_view text, const std::string& path) {
   return "";
 }
 
-std::string_view text_at(const json& object, const std::string& key, const char* option,
-                         const std::string& place) {
+// Throws naming what has none.
+std::string text_at(json& object, const std::string& key, const std::string& place) {
   const auto found = object.find(key);
   require<IoError>(found != object.end() && found->is_string(),
-                   "[tokenize] expected a text at key {}, got {} ({}, {})", engine::excerpt(key),
-                   found == object.end() ? "none" : "another value", option, place);
-  return found->get_ref<const std::string&>();
+                   "[documents] expected a text at key {}, got {} ({})", engine::excerpt(key),
+                   found == object.end() ? "none" : "another value", place);
+  return std::move(found->get_ref<std::string&>());
+}
+
+void add_messages(json& object, const DocumentFields& fields, const std::string& place,
+                  std::vector<DocumentPart>& parts) {
+  const auto found = object.find(fields.text);
+  require<IoError>(found != object.end() && found->is_array() && !found->empty(),
+                   "[documents] expected a list of messages at key {}, got {} ({})",
+                   engine::excerpt(fields.text), found == object.end() ? "none" : "another value",
+                   place);
+  for (std::size_t i = 0; i < found->size(); ++i) {
+    json& message = (*found)[i];
+    const std::string at = fmt::format("message {}, {}", i, place);
+    require<IoError>(message.is_object(),
+                     "[documents] expected a message with role and content, got another value ({})",
+                     at);
+    const std::string role = text_at(message, "role", at),
+                      content = text_at(message, "content", at);
+    fields.chat->add(role, content, /*is_learned=*/role == "assistant", parts);
+  }
+}
+
+std::vector<DocumentPart> parts_of(json& object, const DocumentFields& fields,
+                                   const std::string& place) {
+  std::vector<DocumentPart> parts;
+  if (!fields.prompt.empty()) {
+    std::string prompt = text_at(object, fields.prompt, place);
+    if (!prompt.empty()) parts.push_back({std::move(prompt), /*is_learned=*/false});
+  }
+  if (fields.chat) {
+    add_messages(object, fields, place, parts);
+  } else {
+    parts.push_back({text_at(object, fields.text, place)});
+  }
+  if (!fields.learns_all) return parts;
+  DocumentPart all;
+  for (const DocumentPart& part : parts) all.text += part.text;
+  return {std::move(all)};
 }
 
 }  // namespace
 
 bool is_jsonl(std::string_view path) { return path.ends_with(".jsonl"); }
 
+std::int64_t Document::nbytes() const {
+  std::int64_t nbytes = 0;
+  for (const DocumentPart& part : parts) nbytes += std::ssize(part.text);
+  return nbytes;
+}
+
 void visit_documents(const std::string& path, const DocumentFields& fields,
                      const std::function<void(const Document&)>& use) {
   if (!is_jsonl(path)) {
-    const std::string text = engine::read_text_file(path, kMaxDocumentNbytes);
-    return use({.text = text, .remark = check_is_text(text, path)});
+    const DocumentPart all{engine::read_text_file(path, kMaxDocumentNbytes)};
+    return use({.parts = std::span(&all, 1), .remark = check_is_text(all.text, path)});
   }
   check_is_text(first_bytes(path), path);
   visit_lines(path, [&](std::string_view line, const std::string& place) {
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
     json value = engine::parse_json(line, place);
     const engine::JsonEnd end(value);
-    require<IoError>(value.is_object(), "[tokenize] expected a JSON object, got otherwise ({})",
+    require<IoError>(value.is_object(), "[documents] expected a JSON object, got otherwise ({})",
                      place);
-    Document document{.text = text_at(value, fields.text, "field", place)};
-    if (!fields.prompt.empty()) document.prompt = text_at(value, fields.prompt, "prompt", place);
-    use(document);
+    const std::vector<DocumentPart> parts = parts_of(value, fields, place);
+    use({.parts = parts});
   });
 }
 

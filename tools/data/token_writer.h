@@ -1,10 +1,12 @@
-// Token files that trainers read (tools/data/token_file.h).
+// Token files that trainers read (token_file.h).
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "tools/data/token_file.h"
 
 namespace tessera::tools {
 
@@ -17,24 +19,22 @@ class TokenWriter {
       : keeps_documents_(keeps_documents), is_short_(vocab_size <= 1 << 16 && !keeps_documents) {}
 
   int num_bits() const { return is_short_ ? 16 : 32; }
-  std::int64_t num_tokens() const { return is_short_ ? std::ssize(short_) : std::ssize(long_); }
+  std::int64_t num_tokens() const {
+    return is_short_ ? std::ssize(short_) : std::ssize(long_.tokens);
+  }
 
   /// Throws InvalidArgument for a token that does not fit and in a file of documents, IoError for
   /// more than 2^31 - 1 in all, which llm.c's header cannot count.
   void add(std::span<const std::int32_t> tokens);
-  /// Adds a document, if it has tokens, of which the first `num_not_learned` are not learned.
-  /// Throws InvalidArgument for a token that does not fit, and in another file.
-  void add_document(std::span<const std::int32_t> tokens, std::int64_t num_not_learned);
+  /// DocumentTokens::add(). Throws InvalidArgument in another file.
+  void add_document(std::span<const std::uint32_t> tokens);
   /// Replaces the file at `path` as a whole, or not at all. Throws IoError.
   void write(const std::string& path) const;
 
  private:
-  void append(std::span<const std::int32_t> tokens);
-
   bool keeps_documents_, is_short_;
   std::vector<std::uint16_t> short_;
-  std::vector<std::uint32_t> long_;
-  std::vector<std::int64_t> document_ends_;
+  DocumentTokens long_;  // in files that are none of documents without ends
 };
 
 }  // namespace tessera::tools
