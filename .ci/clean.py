@@ -4,9 +4,9 @@
     .ci/clean.py tests PART TARGET...  the tests among the targets that changed since the newest commit that says so, a label a line
     .ci/clean.py record TREE PART...   says it in the message of HEAD
 
-A test changed if a file that it is made of or reads did, or a target of a BUILD file that it depends on, and all did if what
-gives them their flags did: of .bazelrc and .ci/run what PART has from there. They are all listed where no commit says that PART
-was clean.
+A test changed if a file that it is made of or reads did, other than in comments of C++, or a target of a BUILD file that it depends
+on, and all did if what gives them their flags did: of .bazelrc and .ci/run what PART has from there. They are all listed where no
+commit says that PART was clean.
 """
 
 import os
@@ -36,11 +36,38 @@ def clean_commit(part):
     return None
 
 
+# Texts and numbers, in which // and quotes are no comment and no text. Whole lines of comments go with their line.
+_TEXT_OR_NUMBER = r'R"([^()\\\s]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|\d[\w.\']*'
+_COMMENT = r"^[ \t]*//[^\n]*\n|[ \t]*//[^\n]*|/\*.*?\*/"
+_READ_BY_TOOLS = r"NOLINT|clang-format|\\$"  # the last: a comment that goes on
+
+
+def without_comments(source):
+    """The text of C++ without comments, but for those that tools read."""
+    def code_of(match):
+        is_kept = match.group("comment") is None or re.search(_READ_BY_TOOLS, match.group(), flags=re.MULTILINE)
+        return match.group() if is_kept else ""
+
+    return re.sub("%s|(?P<comment>%s)" % (_TEXT_OR_NUMBER, _COMMENT), code_of, source, flags=re.MULTILINE | re.DOTALL)
+
+
+def only_comments_differ(path, commit):
+    """Whether a file of C++ is the code that it was in a commit."""
+    now = os.path.join(_ROOT, path)
+    if not path.endswith((".h", ".cc", ".cu", ".cuh")) or not os.path.exists(now):
+        return False
+    before = git("show", commit + ":" + path)
+    with open(now, encoding="utf-8") as file:
+        return before is not None and without_comments(before) == without_comments(file.read())
+
+
 def changed_files(commit):
-    """Those that differ from a commit; None where that cannot be said."""
+    """Those that differ from a commit, in more than comments; None where that cannot be said."""
     differ = git("diff", "--name-only", "--no-renames", commit, "--") if commit else None
     new = git("ls-files", "--others", "--exclude-standard")
-    return None if differ is None or new is None else set(differ.splitlines() + new.splitlines())
+    if differ is None or new is None:
+        return None
+    return {path for path in differ.splitlines() if not only_comments_differ(path, commit)}.union(new.splitlines())
 
 
 def definitions(script):
