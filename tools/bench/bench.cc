@@ -46,9 +46,9 @@ void run(int argc, char** argv) {
           bench_steps(training_rows(), config, report);
         },
         {"rounds", "steps", "python", "peer"}},
-       {"gpt2",
+       {measured_presets().front(),
         [](const BenchConfig& config, BenchReport& report) {
-          bench_steps(gpt2_rows(), config, report);
+          bench_steps(preset_rows(), config, report);
         },
         {"rounds", "steps", "python", "peer"}},
        {"profile", bench_profile, {"steps"}}});

@@ -151,16 +151,18 @@ void bench_checkpoint(const BenchConfig& config, BenchReport& report) {
   const double nothing = std::numeric_limits<double>::quiet_NaN();
   report.begin_table(
       "checkpoint",
-      "GPT-2 124M with AdamW's moments in f32: saved with every flush, next to `dd conv=fsync` "
-      "of as many bytes; loaded from the page cache, next to reading and XXH3 alone; held_ms: what "
-      "training waits for when it is saved meanwhile",
+      measured_presets().front() +
+          " with AdamW's moments in f32: saved with every flush, next to `dd conv=fsync` "
+          "of as many bytes; loaded from the page cache, next to reading and XXH3 alone; held_ms: "
+          "what "
+          "training waits for when it is saved meanwhile",
       {"row", "MB", "save_ms", "dd_ms", "ratio", "load_ms", "read_ms", "ratio_load", "held_ms"});
   double nbytes = 0;
   for (const int ranks : {1, 2, 4}) {
     const std::string name = fmt::format("ours, {} rank{}", ranks, ranks == 1 ? "" : "s");
     if (!config.wants(name)) continue;
-    const Times t =
-        measure(preset_config("gpt2"), ranks, fmt::format("{}/{}", folder.path(), ranks));
+    const Times t = measure(preset_config(measured_presets().front()), ranks,
+                            fmt::format("{}/{}", folder.path(), ranks));
     fs::remove_all(fmt::format("{}/{}", folder.path(), ranks));
     nbytes = static_cast<double>(t.nbytes);
     const double save = median(t.save_ms), dd = median(t.dd_ms), load = median(t.load_ms),

@@ -74,7 +74,7 @@ void bench_offload(const TrainingRow& base, const BenchConfig& config, BenchRepo
 /// Whole training steps next to PyTorch's.
 void bench_steps(const std::vector<TrainingRow>& rows, const BenchConfig& config,
                  BenchReport& report);
-/// The time of the steps of training_rows() and gpt2_rows() by kernel.
+/// The time of the steps of training_rows() and preset_rows() by kernel.
 void bench_profile(const BenchConfig& config, BenchReport& report);
 
 }  // namespace tessera::tools

@@ -19,7 +19,7 @@ void bench_plan(const BenchConfig& config, BenchReport& report) {
                                  "samples. peak: of a rank, as planned",
                                  config.samples),
                      {"model", "ms", "min_ms", "max_ms", "launches", "peak_gib"});
-  for (const std::string preset : {"gpt2", "gpt2-xl"}) {
+  for (const std::string& preset : {measured_presets().front(), measured_presets().back()}) {
     if (!config.wants("plan " + preset)) continue;
     TrainConfig training;
     training.parallel.ranks = 8;

@@ -75,7 +75,7 @@ void profile(const TrainingRow& row, const BenchConfig& config, BenchReport& rep
 }  // namespace
 
 void bench_profile(const BenchConfig& config, BenchReport& report) {
-  for (const auto* rows : {&training_rows(), &gpt2_rows()}) {
+  for (const auto* rows : {&training_rows(), &preset_rows()}) {
     for (const TrainingRow& row : *rows) {
       if (config.wants(row.name())) profile(row, config, report);
     }

@@ -48,7 +48,7 @@ struct Config {
   bool self_test = true;
   std::string out = "runs";
   std::string data_path;
-  std::string preset = "gpt2";
+  std::string preset = measured_presets().front();
   std::string flight;
   TrainConfig launch;  // whose options of launches alone are looked at
 

@@ -53,6 +53,10 @@ struct Ranks {
            FlightOutput* flight = nullptr) const;
   /// What moves tensors between ranks: "threads", "nccl", "mpi", "gloo".
   std::string_view backend() const;
+  /// Whether sums over ranks are those of one process, in the order of ranks.
+  bool sums_in_rank_order(const ParallelConfig& parallel) const {
+    return !nccl || parallel.canonical;
+  }
   /// "torchrun: 2 hosts x 2 processes x 2 threads, transport gloo"; empty without a launcher.
   std::string launch_str() const;
   /// Neighbouring ranks that reach each other sooner than others, and where they are: of a

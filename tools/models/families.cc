@@ -15,4 +15,9 @@ const Families& families() {
   return kAll;
 }
 
+const std::vector<std::string>& measured_presets() {
+  static const std::vector<std::string> kNames = {"gpt2", "gpt2-medium", "gpt2-xl"};
+  return kNames;
+}
+
 }  // namespace tessera::tools

@@ -86,6 +86,8 @@ const Families& families();
 std::string titles(const Families& of = families());
 /// Those of all families, in order.
 std::vector<std::string> preset_names(const Families& of = families());
+/// Those that speed is measured on unless another is named, from small to large.
+const std::vector<std::string>& measured_presets();
 /// Throws InvalidArgument for a name that is none of preset_names().
 ModelConfig preset_config(const std::string& name, const Families& of = families());
 /// The model in `folder`, without dropout. Throws IoError naming file and key.

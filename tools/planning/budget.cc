@@ -53,7 +53,7 @@ std::vector<std::string> texts_of(const std::vector<std::pair<std::string, std::
 BudgetRung rung_of(const TrainConfig& asked, const BudgetSearch::Found& found) {
   const std::vector<std::string> texts = texts_of(changes(asked, found.config));
   return {texts.empty() ? "as asked" : fmt::format("{}", fmt::join(texts, ", ")), found.nbytes,
-          found.step_ms};
+          found.step_ms, found.fits};
 }
 
 // No less than `nbytes`.
@@ -131,14 +131,13 @@ std::vector<std::string> lines_of(const BudgetPlan& plan, std::int64_t budget_nb
       fmt::format("memory budget of {} bytes ({}) per rank:", engine::with_commas(budget_nbytes),
                   nbytes_text(static_cast<double>(budget_nbytes)))};
   for (const BudgetRung& rung : plan.rungs) {
-    const bool fits = rung.nbytes <= budget_nbytes;
-    const bool is_chosen = fits && &rung == &plan.rungs.back();
+    const bool is_chosen = rung.fits && &rung == &plan.rungs.back();
     lines.push_back(
         fmt::format("  {:>16} B  {:>12}  {:>10}  {:<9} {}", engine::with_commas(rung.nbytes),
                     nbytes_text(static_cast<double>(rung.nbytes)), duration_text(rung.step_ms),
-                    is_chosen ? "chosen"
-                    : fits    ? "fits"
-                              : "too much",
+                    is_chosen   ? "chosen"
+                    : rung.fits ? "fits"
+                                : "too much",
                     rung.what));
   }
   if (!plan.remark.empty()) lines.push_back("  " + plan.remark);
@@ -152,7 +151,7 @@ JsonRecord budget_record(const BudgetPlan& plan, std::int64_t budget_nbytes) {
                         .add("what", rung.what)
                         .add("peak_bytes", rung.nbytes)
                         .add("step_ms", rung.step_ms)
-                        .add("fits", rung.nbytes <= budget_nbytes)
+                        .add("fits", rung.fits)
                         .text());
   }
   JsonRecord options;

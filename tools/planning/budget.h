@@ -19,6 +19,7 @@ struct BudgetRung {
   std::string what;     ///< "as asked", "parallel.prefetch=0, train.recompute=13"
   std::int64_t nbytes;  ///< planned peak of a rank's device
   double step_ms = 0;   ///< planned time of a step
+  bool fits = false;    ///< the budget
 };
 
 struct BudgetPlan {

@@ -94,7 +94,7 @@ TrainConfig BudgetSearch::config_at(const Levels& at) const {
 
 BudgetSearch::Found BudgetSearch::found(const Levels& at) {
   const Looked& looked = look(at);
-  return {config_at(at), looked.nbytes, looked.step_ms};
+  return {config_at(at), looked.nbytes, looked.step_ms, fits(looked)};
 }
 
 BudgetSearch::Looked BudgetSearch::plan(const Levels& at, const PlanMost& plan) {
@@ -262,7 +262,7 @@ std::vector<BudgetSearch::Found> BudgetSearch::run() {
     Looked& chosen = looked_.at(fitting_.back());
     if (!chosen.is_most) chosen = plan(fitting_.back(), plan_most_);
     chosen.is_most = true;
-    if (chosen.nbytes <= budget_) break;
+    if (fits(chosen)) break;
   }
   std::vector<Found> result;
   for (const Levels& at : fitting_) result.push_back(found(at));

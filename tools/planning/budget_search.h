@@ -34,6 +34,7 @@ class BudgetSearch {
     TrainConfig config;
     std::int64_t nbytes;
     double step_ms;
+    bool fits;  ///< the budget
   };
 
   /// For a model of `num_blocks`. `plan_most` plans the rank that needs most, `plan_one` a single
@@ -68,7 +69,8 @@ class BudgetSearch {
   TrainConfig config_at(const Levels& at) const;
   Looked plan(const Levels& at, const PlanMost& plan);
   const Looked& look(const Levels& at);
-  bool fits(const Levels& at) { return look(at).nbytes <= budget_; }
+  bool fits(const Looked& looked) const { return looked.nbytes <= budget_; }
+  bool fits(const Levels& at) { return fits(look(at)); }
   Found found(const Levels& at);
   bool any_fits();
   std::vector<Levels> fast_corners() const;

@@ -14,7 +14,7 @@ PlanTarget plan_target(const Ranks& ranks, const TrainConfig& config, int rank) 
   return {.num_ranks = ranks.size,
           .rank = rank,
           .on_gpus = ranks.num_gpus > 0,
-          .sums_in_rank_order = !ranks.nccl || config.parallel.canonical,
+          .sums_in_rank_order = ranks.sums_in_rank_order(config.parallel),
           .stages = ranks.nccl || ranks.are_processes(),
           .num_processes = ranks.launch.num_processes,
           .rates = config.rates.rates(ranks.num_gpus > 0, config.precision.param)};

@@ -161,12 +161,13 @@ TEST(PlanFigures, EachStepHasItsOwnPlan) {
 }
 
 TEST(BudgetFigures, EachWayHasItsBytesAndItsTime) {
-  const BudgetPlan plan = {
-      .config = {},
-      .rungs = {{"as asked", 21 << 20, 85263.4}, {"a", 3000, 90.26}, {"b", 2999, 80}},
-      .options = {{"parallel.prefetch", "0"}},
-      .num_plans = 7,
-      .remark = "rounded"};
+  const BudgetPlan plan = {.config = {},
+                           .rungs = {{"as asked", 21 << 20, 85263.4, false},
+                                     {"a", 3000, 90.26, true},
+                                     {"b", 2999, 80, true}},
+                           .options = {{"parallel.prefetch", "0"}},
+                           .num_plans = 7,
+                           .remark = "rounded"};
   EXPECT_EQ(lines_of(plan, 3000),
             (Lines{"memory budget of 3,000 bytes (2.9 KiB) per rank:",
                    "        22,020,096 B      21.0 MiB      85.3 s  too much  as asked",

@@ -26,7 +26,7 @@ namespace {
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 struct GpuConfig {
-  std::string models = "gpt2,gpt2-medium";
+  std::string models = measured_presets()[0] + "," + measured_presets()[1];
   std::string batches = "16,64,max";
   std::string peers = "eager,compile";
   std::int64_t side = 8192;

@@ -64,13 +64,13 @@ const std::vector<TrainingRow>& training_rows() {
   return kRows;
 }
 
-const std::vector<TrainingRow>& gpt2_rows() {
-  static const ModelConfig kGpt2 = preset_config("gpt2");
+const std::vector<TrainingRow>& preset_rows() {
+  static const ModelConfig kModel = preset_config(measured_presets().front());
   static const std::vector<TrainingRow> kRows = {
-      {.model = kGpt2, .batch = 1},
-      {.model = kGpt2, .batch = 1, .ranks = 2},
-      {.model = kGpt2, .batch = 1, .param = DType::kBF16},
-      {.model = kGpt2, .batch = 1, .ranks = 2, .param = DType::kBF16},
+      {.model = kModel, .batch = 1},
+      {.model = kModel, .batch = 1, .ranks = 2},
+      {.model = kModel, .batch = 1, .param = DType::kBF16},
+      {.model = kModel, .batch = 1, .ranks = 2, .param = DType::kBF16},
   };
   return kRows;
 }

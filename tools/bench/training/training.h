@@ -34,13 +34,13 @@ struct TrainingRow {
   std::string name() const;
 };
 
-/// Of the family whose speed is measured, GPT-2.
+/// Of the family whose speed is measured.
 ModelConfig bench_model(std::int64_t layers, std::int64_t heads, std::int64_t dim, std::int64_t seq,
                         std::int64_t vocab = 256);
 
 const std::vector<TrainingRow>& training_rows();
-/// GPT-2 124M, a sequence of 1,024 tokens a rank: seconds a step.
-const std::vector<TrainingRow>& gpt2_rows();
+/// The smallest of measured_presets(), a sequence a rank: seconds a step.
+const std::vector<TrainingRow>& preset_rows();
 /// The default model and larger ones, for ranks that are processes.
 const std::vector<TrainingRow>& process_rows();
 

@@ -108,7 +108,7 @@ void check(Configuration& c, const std::string& probe, const TrainingLaunch& lau
   c.shard_ranks = config.fsdp_options(ranks.size).placement.shard_ranks;
   c.on_gpu = ranks.num_gpus > 0;
   check_attention(config, c.on_gpu);
-  c.sums_in_rank_order = !ranks.nccl || config.parallel.canonical;
+  c.sums_in_rank_order = ranks.sums_in_rank_order(config.parallel);
   c.model = config.model_config();
   config.check_blocks(c.model.layers);
   checks.data(config, c.model);
