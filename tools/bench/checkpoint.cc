@@ -22,10 +22,10 @@
 #include "shard/cut_values.h"
 #include "shard/optimizer/adamw.h"
 #include "tools/bench/parts.h"
-#include "tools/bench/rates/timing.h"
 #include "tools/bench/training/peer.h"
 #include "tools/cli/flags.h"
 #include "tools/models/family.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 namespace {

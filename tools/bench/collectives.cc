@@ -10,7 +10,7 @@
 #include "engine/elementwise.h"
 #include "engine/memory.h"
 #include "tools/bench/parts.h"
-#include "tools/bench/rates/timing.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 namespace {

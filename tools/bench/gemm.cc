@@ -12,8 +12,8 @@
 #include "engine/isa.h"
 #include "engine/parameter.h"
 #include "tools/bench/parts.h"
-#include "tools/bench/rates/peak.h"
-#include "tools/bench/rates/timing.h"
+#include "tools/rates/peak.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 namespace {

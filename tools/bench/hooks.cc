@@ -17,10 +17,10 @@
 #include "shard/optimizer/adamw.h"
 #include "tools/bench/link.h"
 #include "tools/bench/parts.h"
-#include "tools/bench/rates/timing.h"
 #include "tools/config/default_data.h"
 #include "tools/data/token_dataset.h"
 #include "tools/models/family.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 namespace {

@@ -5,7 +5,7 @@
 #include "engine/tape.h"
 #include "ops/gelu.h"
 #include "tools/bench/parts.h"
-#include "tools/bench/rates/timing.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 namespace {

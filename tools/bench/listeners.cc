@@ -13,11 +13,11 @@
 
 #include "engine/philox.h"
 #include "tools/bench/parts.h"
-#include "tools/bench/rates/timing.h"
 #include "tools/bench/training/training.h"
 #include "tools/launch/ranks.h"
 #include "tools/models/family.h"
 #include "tools/probe/probe.h"
+#include "tools/rates/timing.h"
 #include "tools/trace/trace.h"
 #include "tools/train/trainer.h"
 

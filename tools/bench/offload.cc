@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "tools/bench/parts.h"
-#include "tools/bench/rates/timing.h"
 #include "tools/bench/training/training.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 

@@ -16,9 +16,9 @@
 #include "shard/fsdp.h"
 #include "shard/optimizer/adamw.h"
 #include "tools/bench/parts.h"
-#include "tools/bench/rates/peak.h"
-#include "tools/bench/rates/timing.h"
 #include "tools/bench/training/launches.h"
+#include "tools/rates/peak.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 namespace {

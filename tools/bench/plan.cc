@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "tools/bench/parts.h"
-#include "tools/bench/rates/timing.h"
 #include "tools/models/family.h"
 #include "tools/planning/planner.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 

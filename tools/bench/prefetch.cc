@@ -10,8 +10,8 @@
 
 #include "tools/bench/link.h"
 #include "tools/bench/parts.h"
-#include "tools/bench/rates/timing.h"
 #include "tools/bench/training/training.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 namespace {

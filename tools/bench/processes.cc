@@ -17,8 +17,8 @@
 #include "engine/io/json.h"
 #include "engine/io/runfiles.h"
 #include "tools/bench/parts.h"
-#include "tools/bench/rates/timing.h"
 #include "tools/bench/training/peer.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 namespace {

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "tools/bench/parts.h"
-#include "tools/bench/rates/peak.h"
-#include "tools/bench/rates/timing.h"
 #include "tools/bench/training/launches.h"
 #include "tools/bench/training/training.h"
+#include "tools/rates/peak.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,7 +1,7 @@
 #include "engine/dtype.h"
 #include "tools/bench/parts.h"
-#include "tools/bench/rates/machine_rates.h"
 #include "tools/machine/limits.h"
+#include "tools/rates/machine_rates.h"
 
 namespace tessera::tools {
 

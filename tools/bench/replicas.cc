@@ -9,7 +9,7 @@
 #include "shard/mesh.h"
 #include "shard/reducer.h"
 #include "tools/bench/parts.h"
-#include "tools/bench/rates/timing.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 namespace {

@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "tools/bench/parts.h"
-#include "tools/bench/rates/timing.h"
 #include "tools/bench/training/peer.h"
 #include "tools/bench/training/training.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 namespace {

@@ -12,9 +12,9 @@
 #include "engine/memory.h"
 #include "engine/stream.h"
 #include "engine/tensor.h"
-#include "tools/bench/rates/machine_rates.h"
 #include "tools/doctor/self_test.h"
 #include "tools/machine/limits.h"
+#include "tools/rates/machine_rates.h"
 
 namespace tessera::tools {
 

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "tools/bench/rates/machine_rates.h"
+#include "tools/rates/machine_rates.h"
 
 namespace tessera::tools {
 

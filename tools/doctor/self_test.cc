@@ -17,10 +17,10 @@
 #include "engine/memory.h"
 #include "engine/stream.h"
 #include "engine/tensor.h"
-#include "tools/bench/rates/machine_rates.h"
-#include "tools/bench/rates/peak.h"
-#include "tools/bench/rates/timing.h"
 #include "tools/doctor/rate_lines.h"
+#include "tools/rates/machine_rates.h"
+#include "tools/rates/peak.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 namespace {

@@ -10,8 +10,8 @@
 #include "comm/process_group.h"
 #include "engine/dtype.h"
 #include "engine/gemm/gemm.h"
-#include "tools/bench/rates/gpu_rates.h"
 #include "tools/doctor/check.h"
+#include "tools/rates/gpu_rates.h"
 
 namespace tessera::tools {
 

@@ -4,14 +4,10 @@
 
 #include <gtest/gtest.h>
 
-#include <cstddef>
 #include <nlohmann/json.hpp>
-#include <utility>
-#include <vector>
 
 #include "tests/testing/errors.h"
-#include "tools/bench/rates/machine_rates.h"
-#include "tools/bench/rates/peak.h"
+#include "tools/rates/machine_rates.h"
 
 namespace tessera::tools {
 namespace {
@@ -45,17 +41,6 @@ TEST(RateLines, NoProductHasMoreThanItsPeak) {
   EXPECT_EQ(check.verdict, Verdict::kOk);
   EXPECT_EQ(facts_of(check).at("gflop_per_s"), 121);
   EXPECT_FALSE(facts_of(check).contains("peak_gflop_per_s"));
-}
-
-TEST(RateLines, APeakThatIsTooLowIsMeasuredAgain) {
-  const auto settled = [](std::vector<double> measured) {
-    std::size_t at = 0;
-    const double peak = settled_peak(100, [&] { return measured.at(at++); });
-    return std::pair(peak, at);
-  };
-  EXPECT_EQ(settled({120, 1000}), std::pair(120.0, std::size_t{1})) << "as high as the product";
-  EXPECT_EQ(settled({90, 80, 110, 1000}), std::pair(110.0, std::size_t{3}));
-  EXPECT_EQ(settled({90, 95, 80, 70, 1000}), std::pair(95.0, std::size_t{4})) << "never so high";
 }
 
 TEST(RateLines, ACollectiveIsSetBesideACopy) {
@@ -92,9 +77,6 @@ TEST(RateLines, RatesAreThoseThatPlanTakes) {
                                 .link_latency_s = 21.37e-6,
                                 .host_link_bytes_per_s = 0,
                                 .host_bytes_per_s = 13.19e9};
-  EXPECT_EQ(rates_flags(rates),
-            "--rates.gflops=143 --rates.memory_gbs=11.3 --rates.link_gbs=4.71 "
-            "--rates.link_latency_us=21.4 --rates.host_memory_gbs=13.2");
   const Check check = rates_line(2, rates);
   EXPECT_EQ(check.found, "for plan, 2 ranks at once in f32: " + rates_flags(rates));
   EXPECT_EQ(facts_of(check).at("ranks"), 2);
@@ -103,35 +85,6 @@ TEST(RateLines, RatesAreThoseThatPlanTakes) {
   EXPECT_DOUBLE_EQ(facts_of(check).at("link_gbs").get<double>(), 4.712);
   EXPECT_DOUBLE_EQ(facts_of(check).at("link_latency_us").get<double>(), 21.37);
   EXPECT_DOUBLE_EQ(facts_of(check).at("host_memory_gbs").get<double>(), 13.19);
-  EXPECT_EQ(rates_flags({.flops_per_s = 989.5e12,
-                         .bytes_per_s = 2.5e12,
-                         .link_bytes_per_s = 0,
-                         .link_latency_s = 0,
-                         .host_link_bytes_per_s = 54.31e9,
-                         .host_bytes_per_s = 190.6e9}),
-            "--rates.gflops=989500 --rates.memory_gbs=2500 --rates.host_link_gbs=54.3 "
-            "--rates.host_memory_gbs=191");
-}
-
-// A rank among several that work at once has no more than all of them; who sends nothing has none.
-TEST(RateLines, AreMeasuredOfEachRank) {
-  for (const int num_ranks : {2, 3}) {
-    const engine::MetaRates rates = measure_rates(num_ranks, engine::DType::kF32);
-    EXPECT_GT(rates.flops_per_s, 1e6);
-    EXPECT_LT(rates.flops_per_s, 1e14);
-    EXPECT_GT(rates.bytes_per_s, 1e6);
-    EXPECT_LT(rates.bytes_per_s, 1e13);
-    EXPECT_GT(rates.link_bytes_per_s, 1e5);
-    EXPECT_LT(rates.link_bytes_per_s, 1e13);
-    EXPECT_GT(rates.link_latency_s, 1e-8);
-    EXPECT_LT(rates.link_latency_s, 10);
-    EXPECT_EQ(rates.host_link_bytes_per_s, 0) << "no device";
-    EXPECT_GT(rates.host_bytes_per_s, 1e6);
-    EXPECT_LT(rates.host_bytes_per_s, 1e13);
-  }
-  EXPECT_EQ(num_rated_ranks(1), 2);
-  EXPECT_EQ(num_rated_ranks(5), 5);
-  EXPECT_EQ(num_rated_ranks(64), 8);
 }
 
 }  // namespace

@@ -18,8 +18,8 @@
 #include "engine/stream.h"
 #include "engine/tape.h"
 #include "ops/attention.h"
-#include "tools/bench/rates/timing.h"
 #include "tools/bench/training/launches.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 

@@ -15,10 +15,10 @@
 #include "tools/bench/gpu/attention.h"
 #include "tools/bench/gpu/device.h"
 #include "tools/bench/parts.h"
-#include "tools/bench/rates/timing.h"
 #include "tools/bench/training/peer.h"
 #include "tools/bench/training/training.h"
 #include "tools/cli/main.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 namespace {

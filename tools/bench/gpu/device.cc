@@ -15,9 +15,9 @@
 #include "engine/gemm/gemm_algorithms.h"
 #include "engine/gemm/gemm_cuda.h"
 #include "engine/parameter.h"
-#include "tools/bench/rates/gpu_rates.h"
-#include "tools/bench/rates/machine_rates.h"
 #include "tools/machine/limits.h"
+#include "tools/rates/gpu_rates.h"
+#include "tools/rates/machine_rates.h"
 
 namespace tessera::tools {
 

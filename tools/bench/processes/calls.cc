@@ -9,8 +9,8 @@
 
 #include "engine/error.h"
 #include "engine/memory.h"
-#include "tools/bench/rates/timing.h"
 #include "tools/io/jsonl.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 namespace {

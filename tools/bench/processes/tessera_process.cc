@@ -6,7 +6,6 @@
 #include "comm/process_group.h"
 #include "engine/error.h"
 #include "tools/bench/processes/calls.h"
-#include "tools/bench/rates/timing.h"
 #include "tools/bench/training/training.h"
 #include "tools/cli/flags.h"
 #include "tools/cli/main.h"
@@ -16,6 +15,7 @@
 #include "tools/launch/launcher.h"
 #include "tools/launch/processes.h"
 #include "tools/machine/environment.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "tools/bench/rates/timing.h"
 #include "tools/bench/training/training.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 

@@ -17,7 +17,7 @@
 #include "ops/attention.h"
 #include "shard/fsdp.h"
 #include "shard/optimizer/adamw.h"
-#include "tools/bench/rates/timing.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 

@@ -1,4 +1,4 @@
-#include "tools/bench/rates/gpu_rates.h"
+#include "tools/rates/gpu_rates.h"
 
 #include <algorithm>
 #include <functional>
@@ -12,7 +12,7 @@
 #include "engine/parameter.h"
 #include "engine/stream.h"
 #include "engine/tensor.h"
-#include "tools/bench/rates/timing.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 

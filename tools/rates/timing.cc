@@ -1,4 +1,4 @@
-#include "tools/bench/rates/timing.h"
+#include "tools/rates/timing.h"
 
 #include <algorithm>
 #include <cmath>

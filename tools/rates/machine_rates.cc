@@ -1,4 +1,4 @@
-#include "tools/bench/rates/machine_rates.h"
+#include "tools/rates/machine_rates.h"
 
 #include <fmt/format.h>
 
@@ -13,9 +13,9 @@
 #include "engine/memory.h"
 #include "engine/stream.h"
 #include "engine/tensor.h"
-#include "tools/bench/rates/timing.h"
 #include "tools/launch/product_rate.h"
 #include "tools/machine/limits.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/bench/rates/peak.h"
+#include "tools/rates/peak.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@
 #include "engine/memory.h"
 #include "engine/stream.h"
 #include "engine/tensor.h"
-#include "tools/bench/rates/timing.h"
+#include "tools/rates/timing.h"
 
 namespace tessera::tools {
 namespace {
