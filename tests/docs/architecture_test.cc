@@ -11,7 +11,6 @@
 #include <set>
 #include <sstream>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "engine/io/file.h"
@@ -146,9 +145,9 @@ class Groups {
 
   // The packages that a label in a visibility admits.
   Names admitted(const std::string& label) const {
-    for (const std::string_view all : {":__pkg__", ":__subpackages__"}) {
-      if (label.ends_with(all)) return {label.substr(0, label.size() - all.size())};
-    }
+    const std::string package = label.substr(0, label.rfind(':'));
+    if (label.ends_with(":__pkg__")) return {package};
+    if (label.ends_with(":__subpackages__")) return {package + (package == "//" ? "..." : "/...")};
     const auto found = groups_.find(label);
     if (found == groups_.end()) return {};
     Names packages = found->second.packages;
@@ -190,10 +189,24 @@ Names folders_that_see(const Groups& groups, const std::vector<std::string>& pac
   return folders;
 }
 
+// "//tools/bench/gpu" is in the room bench.
+std::string room_of(const std::string& package) {
+  return package.substr(8, package.find('/', 8) - 8);
+}
+
 std::vector<std::string> rooms() {
   std::vector<std::string> rooms;
   for (const Floor& floor : drawing("rooms")) rooms.insert(rooms.end(), floor.begin(), floor.end());
   return rooms;
+}
+
+// Those inside of rooms, too.
+std::vector<std::string> packages_of_tools() {
+  std::vector<std::string> packages;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator("tools")) {
+    if (entry.path().filename() == "BUILD") packages.push_back(entry.path().parent_path().string());
+  }
+  return packages;
 }
 
 TEST(Architecture, LayersAreWhatIsVisible) {
@@ -212,13 +225,12 @@ TEST(Architecture, LayersAreWhatIsVisible) {
       if (folder != "->") above.insert(folder);
     }
   }
-  std::map<std::string, std::vector<std::string>> packages = {
+  const std::map<std::string, std::vector<std::string>> packages = {
       {"engine", {"engine"}},
       {"ops", {"ops"}},
       {"comm", {"comm"}},
       {"shard", {"shard", "shard/checkpoint", "shard/hooks", "shard/optimizer"}},
-      {"tools", {"tools"}}};
-  for (const std::string& room : rooms()) packages["tools"].push_back("tools/" + room);
+      {"tools", packages_of_tools()}};
   for (const auto& [folder, its] : packages) {
     EXPECT_EQ(drawn[folder], folders_that_see(groups, its)) << folder;
     drawn.erase(folder);
@@ -257,13 +269,40 @@ TEST(Architecture, RoomsSeeTheFloorsBelow) {
   EXPECT_EQ(above.size(), all.size()) << "each room once";
 }
 
+// Whatever a package inside of a room, or a single target, says for itself.
+TEST(Architecture, NothingIsSeenFromItsFloorOrBelow) {
+  const Groups groups = all_groups();
+  std::map<std::string, std::size_t> floors;  // by room, from the top down
+  for (const Floor& floor : drawing("rooms")) {
+    const std::size_t above = floors.size();
+    for (const std::string& room : floor) floors[room] = above;
+  }
+  int num_inside = 0;
+  for (const std::string& package : packages_of_tools()) {
+    if (package == "tools") continue;
+    const std::string room = room_of("//" + package);
+    if (package != "tools/" + room) ++num_inside;
+    for (const std::string& label : listed(build_file(package), "(?:default_)?visibility")) {
+      for (const std::string& admitted : groups.admitted(label)) {
+        if (!admitted.starts_with("//tools/")) continue;
+        for (const auto& [other, floor] : floors) {
+          const bool sees = admitted == "//tools/..." || room_of(admitted) == other;
+          EXPECT_TRUE(!sees || other == room || floor < floors.at(room))
+              << package << " is seen by " << other << ": " << label;
+        }
+      }
+    }
+  }
+  EXPECT_GE(num_inside, 7);
+}
+
 TEST(Architecture, EveryRoomIsDrawn) {
   Names there;
   for (const auto& entry : std::filesystem::directory_iterator("tools")) {
     if (exists(entry.path() / "BUILD")) there.insert(entry.path().filename().string());
   }
   for (const std::string& package : all_groups().admitted("//tools:above_ground")) {
-    if (package.starts_with("//tools/")) there.insert(package.substr(8, package.find('/', 8) - 8));
+    if (package.starts_with("//tools/")) there.insert(room_of(package));
   }
   const std::vector<std::string> all = rooms();
   EXPECT_EQ(there, Names(all.begin(), all.end()));

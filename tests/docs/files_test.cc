@@ -78,6 +78,17 @@ TEST(Files, NoRoomOfTheToolsIsTooLarge) {
   for (const auto& [room, lines] : rooms) EXPECT_LE(lines, 2500u) << room;
 }
 
+// architecture_test holds the drawing of the rooms against the packages that it is given.
+TEST(Files, EveryPackageOfTheToolsIsHeldAgainstTheDrawing) {
+  const std::string given =
+      engine::read_text_file((sources() / "tests/docs/BUILD").string(), 1 << 20);
+  for (const auto& entry : fs::recursive_directory_iterator(sources() / "tools")) {
+    if (entry.path().filename() != "BUILD") continue;
+    const fs::path package = entry.path().parent_path().lexically_relative(sources());
+    EXPECT_NE(given.find("\"//" + package.string() + ":BUILD\""), std::string::npos) << package;
+  }
+}
+
 TEST(Files, NoTestIsTooLong) {
   const auto files = cpp_lines_below("tests");
   EXPECT_GE(files.size(), 200u);
