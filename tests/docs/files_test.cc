@@ -1,7 +1,9 @@
 // Files that the pages name are there, and what is to be read by people is not too much at once.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <regex>
 #include <set>
@@ -76,6 +78,32 @@ TEST(Files, NoRoomOfTheToolsIsTooLarge) {
   for (const auto& [file, lines] : cpp_lines_below("tools")) rooms[file.parent_path()] += lines;
   EXPECT_GE(rooms.size(), 20u);
   for (const auto& [room, lines] : rooms) EXPECT_LE(lines, 2500u) << room;
+}
+
+// No folder leans on one that leans on it, through others or not; Bazel looks at targets alone.
+TEST(Files, NoFoldersOfTheToolsMakeACircle) {
+  const std::regex include("#include \"(tools/[^\"]+)/[^/\"]+\"");
+  std::map<std::string, std::set<std::string>> leans_on;
+  for (const auto& [file, num_lines] : cpp_lines_below("tools")) {
+    const std::string folder = file.parent_path().string();
+    for (const std::string& line : lines_of((sources() / file).string())) {
+      std::smatch found;
+      if (std::regex_search(line, found, include) && found[1] != folder) {
+        leans_on[folder].insert(found[1]);
+      }
+    }
+  }
+  EXPECT_GE(leans_on.size(), 20u);
+  // Whoever leans on none that is left is in no circle.
+  const auto is_free = [&](const auto& folder) {
+    return std::ranges::none_of(folder.second, [&](const auto& f) { return leans_on.contains(f); });
+  };
+  for (auto i = leans_on.begin(); i != leans_on.end();) {
+    i = is_free(*i) ? (leans_on.erase(i), leans_on.begin()) : std::next(i);
+  }
+  for (const auto& [folder, others] : leans_on) {
+    ADD_FAILURE() << folder << " is in a circle, or leans on one";
+  }
 }
 
 // architecture_test holds the drawing of the rooms against the packages that it is given.

@@ -29,8 +29,8 @@
 #include "tools/compare/page/shown_steps.h"
 #include "tools/compare/request/request.h"
 #include "tools/compare/request/training_launch.h"
+#include "tools/compare/request/training_process.h"
 #include "tools/compare/training_identity.h"
-#include "tools/compare/training_process.h"
 #include "tools/launch/cpu_wishes.h"
 #include "tools/planning/plan_table.h"
 

@@ -21,7 +21,7 @@
 #include "engine/io/text.h"
 #include "tools/cli/flags.h"
 #include "tools/cli/run_files.h"
-#include "tools/compare/training_process.h"
+#include "tools/compare/request/training_process.h"
 #include "tools/io/jsonl.h"
 #include "tools/io/sha256.h"
 

@@ -18,7 +18,7 @@
 #include "tools/cli/run_files.h"
 #include "tools/cli/stop.h"
 #include "tools/compare/comparison_folder.h"
-#include "tools/compare/training_process.h"
+#include "tools/compare/request/training_process.h"
 
 namespace tessera::tools {
 namespace {

@@ -12,7 +12,7 @@
 #include "engine/error.h"
 #include "engine/io/file.h"
 #include "engine/io/text.h"
-#include "tools/compare/training_process.h"
+#include "tools/compare/request/training_process.h"
 #include "tools/config/token_data_config.h"
 #include "tools/data/data_digest.h"
 #include "tools/data/mix_order.h"

@@ -7,7 +7,7 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
 #include "tools/compare/comparison_folder.h"
-#include "tools/compare/training_process.h"
+#include "tools/compare/request/training_process.h"
 
 namespace tessera::tools {
 namespace {

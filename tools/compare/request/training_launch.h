@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tools/compare/training_process.h"
+#include "tools/compare/request/training_process.h"
 #include "tools/config/launcher_choice.h"
 #include "tools/launch/launcher.h"
 

@@ -1,5 +1,5 @@
 // A training of an earlier comparison that still writes where the next one would.
-#include "tools/compare/training_process.h"
+#include "tools/compare/request/training_process.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "tools/compare/training_process.h"
+#include "tools/compare/request/training_process.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
