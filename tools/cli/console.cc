@@ -5,8 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <utility>
+
+#include "tools/machine/environment.h"
 
 namespace tessera::tools {
 namespace {
@@ -16,16 +17,13 @@ constexpr std::string_view kEraseLine = "\r\x1b[K", kStrong = "\x1b[1m", kWarnin
                            kReset = "\x1b[0m";
 constexpr std::chrono::milliseconds kStatusInterval(100);
 
-std::string_view environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
+bool is_empty(const char* variable) { return environment_variable(variable).value_or("").empty(); }
 
 // mpirun of Open MPI gives each process a terminal of its own, and passes on what is written there
 // to whatever it may be.
 bool is_terminal(int fd) {
-  return ::isatty(fd) == 1 && environment("TERM") != "dumb" &&
-         environment("OMPI_COMM_WORLD_SIZE").empty();
+  return ::isatty(fd) == 1 && environment_variable("TERM") != "dumb" &&
+         is_empty("OMPI_COMM_WORLD_SIZE");
 }
 
 // A part of a number would be another one.
@@ -40,7 +38,7 @@ std::string_view cut(std::string_view text, std::size_t most) {
 Console::Console(int fd)
     : fd_(fd),
       shows_status_(is_terminal(fd)),
-      has_colour_(shows_status_ && environment("NO_COLOR").empty()),
+      has_colour_(shows_status_ && is_empty("NO_COLOR")),
       writer_(fd, "stdout") {}
 
 Console::~Console() { status(""); }

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <ostream>
 #include <set>
@@ -16,6 +15,7 @@
 #include "engine/io/text.h"
 #include "tools/cli/option_names.h"
 #include "tools/cli/toml_file.h"
+#include "tools/machine/environment.h"
 
 namespace tessera::tools {
 namespace {
@@ -66,21 +66,21 @@ std::string with_home(std::string_view path) {
           "[path] expected ~ or ~/ for your own home folder, got {}: write the whole path of "
           "another's, and ./{} for a name that begins so ({})",
           name, name, path);
-  const char* home = std::getenv("HOME");
-  if (home == nullptr || *home == '\0') {
+  std::string home = environment_variable("HOME").value_or("");
+  if (home.empty()) {
     const passwd* user = ::getpwuid(::getuid());
     home = user == nullptr ? "" : user->pw_dir;
   }
-  require(*home == '/', "[path] expected $HOME to be a folder's path for ~, got '{}' ({})", home,
-          path);
+  require(home.starts_with('/'), "[path] expected $HOME to be a folder's path for ~, got '{}' ({})",
+          home, path);
   return home + std::string(path.substr(1));
 }
 
 std::string resolve_user_path(std::string_view typed) {
   const std::string path = with_home(typed);
-  const char* folder = std::getenv("BUILD_WORKING_DIRECTORY");
-  if (path.empty() || path.front() == '/' || folder == nullptr) return path;
-  return (std::filesystem::path(folder) / path).string();
+  const auto folder = environment_variable("BUILD_WORKING_DIRECTORY");
+  if (path.empty() || path.front() == '/' || !folder) return path;
+  return (std::filesystem::path(*folder) / path).string();
 }
 
 FlagSet::FlagSet(std::string program, std::string about, std::string version)

@@ -17,6 +17,7 @@
 
 #include "engine/io/text.h"
 #include "tools/machine/cpu_model.h"
+#include "tools/machine/environment.h"
 #include "tools/machine/limits.h"
 
 namespace tessera::tools {
@@ -102,17 +103,17 @@ ordered_json commit_of(const std::string& folder) {
 
 ordered_json made_by(std::span<const char* const> argv) {
   // Bazel says where the checkout is that it has just built this program of.
-  const char* checkout = std::getenv("BUILD_WORKSPACE_DIRECTORY");
+  const auto checkout = environment_variable("BUILD_WORKSPACE_DIRECTORY");
   std::vector<std::string> words(argv.begin(), argv.end());
   std::string command = command_text(words);
-  if (checkout != nullptr && !words.empty()) {
+  if (checkout && !words.empty()) {
     command = "bazel run //tools:compare -- " + command_text(std::span(words).subspan(1));
   }
   const MachineLimits machine = read_limits();
   const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
   return {{"begun", fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", fmt::gmtime(now))},
           {"command", command},
-          {"commit", checkout == nullptr ? ordered_json(nullptr) : commit_of(checkout)},
+          {"commit", checkout ? commit_of(*checkout) : ordered_json(nullptr)},
           {"cpu", cpu_model()},
           {"cores", unless_zero(machine.num_cores)},
           {"usable_cores", machine.usable_cores()},

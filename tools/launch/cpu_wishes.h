@@ -1,5 +1,5 @@
-// What people ask of the CPU as text: in variables of the environment, which no other place reads,
-// or over these in a program's own options.
+// What people ask of the CPU as text: in variables of the environment, or over these in a program's
+// own options.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// What of the environment is told because nothing heeds it.
+// What the environment holds, and what of it is told because nothing heeds it.
 #include "tools/machine/environment.h"
 
 #include <gtest/gtest.h>
@@ -10,6 +10,15 @@ namespace {
 TEST(Environment, IsReadAsItStands) {
   ::setenv("ENVIRONMENT_TEST", "a=b", 1);
   EXPECT_EQ(environment().at("ENVIRONMENT_TEST"), "a=b");
+}
+
+TEST(Environment, AVariableThatIsEmptyIsSet) {
+  ::setenv("ENVIRONMENT_TEST", "", 1);
+  EXPECT_EQ(environment_variable("ENVIRONMENT_TEST"), "");
+  ::setenv("ENVIRONMENT_TEST", "a=b", 1);
+  EXPECT_EQ(environment_variable("ENVIRONMENT_TEST"), "a=b");
+  ::unsetenv("ENVIRONMENT_TEST");
+  EXPECT_EQ(environment_variable("ENVIRONMENT_TEST"), std::nullopt);
 }
 
 TEST(Environment, WhatBeginsAsOursAndIsNotReadIsTold) {
