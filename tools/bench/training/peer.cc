@@ -13,6 +13,7 @@
 #include "engine/error.h"
 #include "engine/io/file.h"
 #include "engine/io/json.h"
+#include "shard/placement.h"
 
 namespace tessera::tools {
 
@@ -67,8 +68,9 @@ Measurement run_peer(const Peer& peer, const TrainingRow& row, std::int64_t num_
   const auto add = [&](const char* name, std::int64_t value) {
     arguments.insert(arguments.end(), {name, std::to_string(value)});
   };
-  const char* sharded = row.strategy == "ddp" ? "ddp" : "fsdp2";
-  arguments.insert(arguments.end(), {"--dp", row.ranks == 1 ? "none" : sharded});
+  const bool is_whole = shard::Placement::preset(row.strategy).is_whole();
+  arguments.insert(arguments.end(),
+                   {"--dp", row.ranks == 1 ? "none" : (is_whole ? "ddp" : "fsdp2")});
   if (row.param == engine::DType::kBF16) arguments.emplace_back("--bf16");
   if (row.on_gpu) arguments.insert(arguments.end(), {"--device", "cuda"});
   if (peer.compile) arguments.emplace_back("--compile");

@@ -20,8 +20,8 @@ struct Peer {
   std::int64_t limit_s = 0;    ///< ended after so long; 0: never
 };
 
-/// Runs the peer on `row`: the same steps on the same device with as many ranks, fully_shard for a
-/// sharded strategy and DistributedDataParallel for ddp. Throws IoError if it fails or prints
+/// Runs the peer on `row`: the same steps on the same device with as many ranks, fully_shard where
+/// the strategy cuts a state, else DistributedDataParallel. Throws IoError if it fails or prints
 /// something else.
 Measurement run_peer(const Peer& peer, const TrainingRow& row, std::int64_t num_steps);
 
