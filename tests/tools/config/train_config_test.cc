@@ -137,6 +137,7 @@ TEST(TrainConfig, EveryFlagSetsItsOwnField) {
                                                    "--train.recompute",
                                                    "--log.every=19",
                                                    "--log.val_every=20",
+                                                   "--log.peak_ms=23",
                                                    "--log.jsonl=lines",
                                                    "--out=folder"},
                           out));
@@ -177,6 +178,7 @@ TEST(TrainConfig, EveryFlagSetsItsOwnField) {
   EXPECT_EQ(c.train.recompute, Recompute(true));
   EXPECT_EQ(c.log.every, 19);
   EXPECT_EQ(c.log.val_every, 20);
+  EXPECT_EQ(c.log.peak_ms, 23);
   EXPECT_EQ(c.log.jsonl, "lines");
   EXPECT_EQ(c.out, "folder");
 }
@@ -418,7 +420,7 @@ TEST(TrainConfig, PostBackwardPrefetchIsRefusedWhereNothingIsGatheredAhead) {
   }
 }
 
-TEST(TrainConfig, UpdatesBesideBackwardAreRefusedWithClippingAndSkips) {
+TEST(TrainConfig, UpdatesDuringBackwardAreRefusedWithClippingAndSkips) {
   TrainConfig config;
   config.out = "out";
   config.train.overlap_optimizer = OverlapOptimizer::kInterleaved;
