@@ -40,23 +40,24 @@ void CommConfig::add_to(FlagSet& flags) {
   flags.add("powersgd.error_feedback", &powersgd.error_feedback,
             {.help = "what compression leaves is added to the next gradient; every rank remembers "
                      "it, as much as the compressed parameters"});
-  flags.add(
-      "powersgd.error_dtype", &powersgd.error_dtype,
-      EnumOption<DType>{"of what is remembered", {{"f32", DType::kF32}, {"bf16", DType::kBF16}}});
+  flags.add("powersgd.error_dtype", &powersgd.error_dtype,
+            EnumOption<DType>{"dtype of what powersgd.error_feedback remembers",
+                              {{"f32", DType::kF32}, {"bf16", DType::kBF16}}});
   flags.add("powersgd.offload_error", &powersgd.offload_error,
-            {.help = "what is remembered lies in the host's memory, and is copied for each "
-                     "reduction"});
+            {.help = "what powersgd.error_feedback remembers lies in the host's memory, and is "
+                     "copied for each reduction"});
   flags.add("powersgd.warm_start", &powersgd.warm_start,
             {.help = "start from the directions of the last step, not from random ones"});
   flags.add(
       "powersgd.min_compression_rate", &powersgd.low_rank.min_compression_rate,
       {.help = "compress what becomes smaller by more than this factor", .min = 0, .max = kHuge});
   flags.add("powersgd.orthogonalize_eps", &powersgd.orthogonalize_eps,
-            {.help = "added to the norms that columns are divided by", .min = 0, .max = kHuge});
-  flags.add("powersgd.seed", &powersgd.seed, {.help = "of random directions", .min = 0});
+            {.help = "added to norms that PowerSGD divides columns by", .min = 0, .max = kHuge});
+  flags.add("powersgd.seed", &powersgd.seed,
+            {.help = "of the random directions that PowerSGD starts from", .min = 0});
   flags.add("powersgd.across_replicas", &powersgd.across_replicas,
             {.help = "of hsdp, hybrid_zero2 and hfsdp: compress between replicas alone; ranks then "
-                     "remember their shard"});
+                     "remember what it leaves of their shard"});
 }
 
 void CommConfig::validate(const FlagSet& flags, const std::string& strategy,

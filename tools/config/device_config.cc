@@ -34,10 +34,13 @@ void CudaConfig::add_to(FlagSet& flags) {
   flags.add("cuda.tune_gemm", &tune_gemm,
             {.help = "on GPUs: before training, time the algorithms that cublasLt proposes for "
                      "each matrix product of a step, those that do GELU or its slope as well among "
-                     "them, and keep the fastest; false: take the first, and both apart"});
-  flags.add("cuda.gemm_algorithms", &gemm_algorithms,
-            {.help = "file where those that were chosen are kept, and found by later runs, which "
-                     "then have the same bits; default: gemm_algorithms.txt in the output folder"});
+                     "them, and keep the fastest; false: take the first that is proposed, and do "
+                     "GELU and its slope apart from products"});
+  flags.add(
+      "cuda.gemm_algorithms", &gemm_algorithms,
+      {.help = "file where the algorithms that cuda.tune_gemm chose are kept, and found by later "
+               "runs, which then have the same bits; default: gemm_algorithms.txt in the "
+               "output folder"});
 }
 
 }  // namespace tessera::tools

@@ -216,15 +216,15 @@ void run(int argc, char** argv) {
       {.help = "folder: a checkpoint, one of checkpoints, of which the newest that verifies, or "
                "a " +
                titles() + " model of Hugging Face; with merge also adapters of PEFT"});
-  flags.add("to", &to, {.help = "folder to write the other one to, made if need be"});
+  flags.add("to", &to, {.help = "folder to write the result to, made if need be"});
   flags.add("base", &base,
             {.help = "folder of the model that training began with: the files of its tokenizer, "
                      "and what its config.json says more, are kept; empty: none, or the model that "
                      "adapters name"});
   flags.add(
       "merge", &merge,
-      {.help = "of adapters, or a checkpoint that has some: adds them to the weights of their "
-               "model. Without it such a checkpoint becomes adapters of PEFT"});
+      {.help = "adds adapters, or those of a checkpoint, to the weights of their model; false: a "
+               "checkpoint with adapters becomes adapters of PEFT"});
   flags.add("shard_gib", &shard_gib,
             {.help = "GiB of weights in a file of a model at most; a larger model is written in "
                      "shards with an index; 0: one file of any size",

@@ -57,12 +57,13 @@ struct Config {
               {.help = "folder of low-rank adapters in PEFT's layout, which are added to the "
                        "model's weights; empty: none"});
     flags.add("prompt", &prompt, {.help = "text to go on with; may be given several times"});
-    flags.add("prompts", &prompts, {.help = "file of such texts, one in each line"});
-    flags.add("tokens", &tokens,
-              {.help = "to generate for a prompt, unless its text ends before, by a token that the "
-                       "model's files call eos, or the model has no more positions",
-               .min = 1,
-               .max = 1 << 24});
+    flags.add("prompts", &prompts, {.help = "file of texts to go on with, one in each line"});
+    flags.add(
+        "tokens", &tokens,
+        {.help = "tokens to generate for a prompt, unless its text ends before, by a token that "
+                 "the model's files call eos, or the model has no more positions",
+         .min = 1,
+         .max = 1 << 24});
     flags.add("temperature", &sampling.temperature,
               {.help = "0 takes the likeliest token; 1 draws by the model's probabilities, less "
                        "makes likely tokens likelier, more makes all more alike",

@@ -16,7 +16,7 @@ class LlamaFamily : public ModelFamily {
       : ModelFamily(kind, llama_layout(kind, /*tied=*/false).title) {}
 
   std::vector<Number> numbers() const override {
-    return {{"kv_heads", "of keys and values, each shared by as many of model.heads"},
+    return {{"kv_heads", "heads of keys and values, each shared by equally many of model.heads"},
             {"head_dim"},  // 0: dim / heads
             {"mlp_dim", "width between the matrices of an MLP"},
             {"norm_eps"},
