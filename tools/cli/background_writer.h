@@ -28,7 +28,7 @@ class BackgroundWriter {
   BackgroundWriter& operator=(const BackgroundWriter&) = delete;
 
   /// Queues `text`: one write, or in a pipe parts that are written whole. Never blocks: what would
-  /// wait behind other text, `max_queued_nbytes` in all, is lost with the error ENOBUFS. So is what
+  /// wait for other text, `max_queued_nbytes` in all, is lost with the error ENOBUFS. So is what
   /// comes after a write that failed.
   void write(std::string text);
   /// The error of the first write that failed, if one did; later text is lost.

@@ -48,7 +48,7 @@ class Trainings {
   Trainings(const Request& request, const ComparisonFolder& folder)
       : request_(request), folder_(folder), trained_(request.configurations.size()) {}
 
-  /// Those of an earlier start, once run() has returned.
+  /// How many trainings of an earlier start were kept, once run() has returned.
   std::int64_t num_kept() const { return num_kept_; }
   /// How many that had run to their end before were made again, by the reason.
   const std::map<std::string, std::int64_t>& made_again() const { return made_again_; }
@@ -134,7 +134,7 @@ class Trainings {
     const auto times = run->metrics.find("step_ms");
     std::vector<double> step_ms;
     if (times != run->metrics.end()) {
-      const auto measured = behind_warmup(times->second, request_.compare.warmup_steps);
+      const auto measured = after_warmup(times->second, request_.compare.warmup_steps);
       step_ms.assign(measured.begin(), measured.end());
     }
     const std::optional<Spread> middle = spread_of(std::move(step_ms));

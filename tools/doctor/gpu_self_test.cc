@@ -65,7 +65,7 @@ GpuFigures try_gpu(int gpu) {
 
 Checks check_gpu_products(const std::vector<GpuFigures>& gpus) {
   // GPUs from 8.0 on have 10 to 100 f32 operations a byte, and bf16 at 2 to 16 times that rate.
-  constexpr double kFewOperationsPerByte = 4, kLittleFaster = 1.2, kBehindTheBest = 0.75;
+  constexpr double kFewOperationsPerByte = 4, kLittleFaster = 1.2, kBelowTheBest = 0.75;
   constexpr double kSlowLinkGbPerS = 6;  // PCIe 3.0 x16 takes about 12
   GpuRates best;
   for (const GpuFigures& g : gpus) {
@@ -106,9 +106,9 @@ Checks check_gpu_products(const std::vector<GpuFigures>& gpus) {
       check.verdict = Verdict::kWarn;
       check.fix = fix;
     };
-    warn(r.f32_gflop_per_s < kBehindTheBest * best.f32_gflop_per_s ||
-             r.bf16_gflop_per_s < kBehindTheBest * best.bf16_gflop_per_s ||
-             r.copy_gb_per_s < kBehindTheBest * best.copy_gb_per_s,
+    warn(r.f32_gflop_per_s < kBelowTheBest * best.f32_gflop_per_s ||
+             r.bf16_gflop_per_s < kBelowTheBest * best.bf16_gflop_per_s ||
+             r.copy_gb_per_s < kBelowTheBest * best.copy_gb_per_s,
          "another GPU of this machine does a third more: all ranks wait for this one; nvidia-smi "
          "shows who else uses it, -q -d PERFORMANCE why its clocks are low");
     warn(

@@ -137,9 +137,9 @@ void add_collectives(const TrainPlan& plan, std::vector<std::string>& lines) {
   lines.push_back(
       fmt::format("a step sends {} (the first: {} in {}):", sent(plan.steps.back().traffic),
                   size_text(first.bytes_sent), first.num_collectives));
-  if (plan.compresses_behind > 1) {
+  if (plan.compresses_after > 1) {
     lines.push_back(fmt::format("  up to step {}, before its hook compresses, {}",
-                                plan.compresses_behind, sent(planned_step(plan, 2).traffic)));
+                                plan.compresses_after, sent(planned_step(plan, 2).traffic)));
   }
   const std::vector<Alike> collectives = alike_collectives(plan);
   const auto times = [](const Alike& c) {

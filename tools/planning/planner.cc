@@ -160,7 +160,7 @@ void find_exposed(std::int64_t begin_ns, const std::vector<ComputeLog::Launch>& 
 }  // namespace
 
 const StepRecord& planned_step(const TrainPlan& plan, std::int64_t step, std::int64_t start) {
-  const std::int64_t from = plan.compresses_behind;
+  const std::int64_t from = plan.compresses_after;
   const bool is_first = step == start + 1;
   if (from == 0) return plan.steps[is_first ? 0 : 1];
   if (start >= from) return plan.resumed[is_first ? 0 : 1];
@@ -319,7 +319,7 @@ TrainPlan plan_steps(const TrainConfig& config, std::int64_t num_steps, const Pl
 }
 
 // After how many steps a hook begins to compress in this training; 0: at once, or never.
-std::int64_t compresses_behind(const TrainConfig& config) {
+std::int64_t compresses_after(const TrainConfig& config) {
   if (!config.comm.options().compresses()) return 0;
   const std::int64_t start = config.comm.powersgd.start_step;
   return start < config.train.steps ? start : 0;
@@ -330,8 +330,8 @@ std::int64_t compresses_behind(const TrainConfig& config) {
 TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& model,
                     const std::vector<BatchTensor>& batch, TraceWriter* trace,
                     const std::vector<UnrecordedPass>& unrecorded) {
-  const std::int64_t behind = compresses_behind(config);
-  if (behind == 0) {
+  const std::int64_t after = compresses_after(config);
+  if (after == 0) {
     // A trace is of the steps alone.
     TrainPlan plan = plan_steps(config, kNumSteps, target, model, batch, trace, false,
                                 trace == nullptr ? unrecorded : std::vector<UnrecordedPass>());
@@ -350,14 +350,14 @@ TrainPlan make_plan(const TrainConfig& config, const PlanTarget& target, Model& 
   // Steps before it are alike but for the first, so two of them stand for all.
   TrainConfig sooner = config;
   std::int64_t& start = sooner.comm.powersgd.start_step;
-  start = std::min<std::int64_t>(behind, 2);
+  start = std::min<std::int64_t>(after, 2);
   TrainPlan plan = plan_steps(sooner, start + kNumSteps, target, model, batch, trace);
   start = 0;
   TrainPlan resumed =
       plan_steps(sooner, kNumSteps, target, model, batch, nullptr, false, unrecorded);
   plan.resumed = std::move(resumed.steps);
   plan.unrecorded = std::move(resumed.unrecorded);
-  plan.compresses_behind = behind;
+  plan.compresses_after = after;
   // What ranks agree on names the step.
   TrainPlan whole = plan_steps(config, 1, target, model, batch, nullptr);
   plan.hash = whole.hash;

@@ -53,7 +53,7 @@ struct PlannedCollective {
   std::size_t group;        ///< of TrainPlan::groups
   double end_ms;            ///< from the start of the step
   double exposed_ms = 0;    ///< while compute waits, of what it was on the link for
-  /// That a process sends to others on average, with groups like this one that other ranks of it
+  /// What a process sends to others on average, with groups like this one that other ranks of it
   /// are in; 0 in one process.
   std::int64_t bytes_between = 0;
 
@@ -68,8 +68,8 @@ struct TrainPlan {
   /// The first and the second: later ones are as the second. Where a hook compresses later ones,
   /// then also the first that it does and the second. Without values. See planned_step().
   std::vector<StepRecord> steps;
-  std::int64_t compresses_behind = 0;  ///< that step, from 1; 0: all are alike
-  std::vector<StepRecord> resumed;     ///< the first two of a run that goes on after it
+  std::int64_t compresses_after = 0;  ///< a hook compresses later steps; 0: all are alike
+  std::vector<StepRecord> resumed;    ///< the first two of a run that goes on after that
   /// A step that a guard has made again, but not the run's first; empty without a guard.
   std::optional<StepRecord> repeated;
   std::vector<PlannedMemory> memory;           ///< of the last of `steps`, as what follows

@@ -49,15 +49,15 @@ std::vector<Audit::Row> Audit::rows_of(const StepRecord& step) const {
 }
 
 void Audit::add(const StepRecord& step) {
-  const bool is_behind_validation =
+  const bool is_after_validation =
       val_every_ > 0 && step.step > start_ + 1 && (step.step - 1) % val_every_ == 0;
   // What is not updated is not gathered again, there or ahead of the next step.
   const bool is_skipped = !step.skipped.empty();
-  const bool is_behind_skip = std::exchange(was_skipped_, is_skipped);
+  const bool is_after_skip = std::exchange(was_skipped_, is_skipped);
   // Of a step that was made again the plan knows what follows another one, and comes to the same.
   const bool is_unplanned =
       !step.replayed.empty() && (step.step == start_ + 1 || step.replayed != kReplayedEqual);
-  if (is_behind_validation || is_skipped || is_behind_skip || is_unplanned || first_wrong_ > 0) {
+  if (is_after_validation || is_skipped || is_after_skip || is_unplanned || first_wrong_ > 0) {
     return;
   }
   rows_ = rows_of(step);

@@ -26,14 +26,14 @@ class Audit {
   /// How many steps were compared.
   std::int64_t num_steps() const { return num_steps_; }
   /// The run goes on after that step.
-  void start_behind(std::int64_t step) { start_ = step; }
+  void start_after(std::int64_t step) { start_ = step; }
   /// Each step, in order, of that rank. A step after a validation is left out: units that were
   /// gathered ahead for it are gathered again. So is one that was made again if it is the first of
   /// the run, or did not come to the same.
   void add(const StepRecord& step);
-  /// Planned beside measured, of the last step that was compared. The workspace of a GPU's products
-  /// is planned as the most that it may be, and norms on their way from it to the host are more or
-  /// fewer; all else must be equal.
+  /// Planned and measured figures, of the last step that was compared. The workspace of a GPU's
+  /// products is planned as the most that it may be, and norms on their way from it to the host are
+  /// more or fewer; all else must be equal.
   std::vector<std::string> lines() const;
   /// The gathers of units that computation waits for in the plan, those with most first, or that
   /// there are none; empty if the plan gathers nothing.
@@ -69,16 +69,17 @@ class Audits {
   explicit Audits(const LocalRanks& ranks)
       : ranks_(ranks), audits_(static_cast<std::size_t>(ranks.count)) {}
 
-  /// That of a rank, which comes to it in its thread.
+  /// Adds the audit of a rank, which calls this in its own thread.
   Audit& add(Audit audit);
 
   // All ranks have come.
 
-  /// That of the first rank.
+  /// The audit of the first rank.
   const Audit& first() const { return *audits_.front(); }
-  /// The first that differs, or that of the first rank.
+  /// The first audit that differs, or that of the first rank.
   const Audit& shown() const;
-  /// Its lines; the last but one that of gathers, and the last says how many ranks are so.
+  /// The lines of shown(); the last but one is that of gathers, and the last says how many ranks
+  /// are so.
   std::vector<std::string> lines() const;
 
  private:

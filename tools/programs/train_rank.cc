@@ -70,12 +70,12 @@ RankResult train_rank(comm::ProcessGroup& all, const ProcessRun& run, RunLog* lo
   return told(world, [&]() -> RankResult {
     rank->load(trainer, log);
     const TrainPosition start = trainer.open_checkpoints(run.identity());
-    if (trace != nullptr) trace->start_behind(start.step, world.rank());
+    if (trace != nullptr) trace->start_after(start.step, world.rank());
     if (run.probe != nullptr) {
       run.probe->describe(run.data_digest, arithmetic_values(run.arithmetic()));
-      run.probe->start_behind(start.step, world, compute);
+      run.probe->start_after(start.step, world, compute);
     }
-    if (audit != nullptr) audit->start_behind(start.step);
+    if (audit != nullptr) audit->start_after(start.step);
     if (audit != nullptr) trainer.on_step([audit](const StepRecord& step) { audit->add(step); });
     const HookReport hook(trainer.fsdp(), config.comm.options());
     const auto loss = [&](std::int64_t first_sample, const Batch& batch) {

@@ -90,8 +90,8 @@ void RunProbe::describe(const std::string& data_digest,
 }
 
 // All ranks say the same, and some may have made steps before others say it.
-void RunProbe::start_behind(std::int64_t start, comm::ProcessGroup& world,
-                            const engine::Stream& stream) {
+void RunProbe::start_after(std::int64_t start, comm::ProcessGroup& world,
+                           const engine::Stream& stream) {
   std::string run;  // no other run has it: files that earlier ones left are not of this one
   if (!ranks_.are_all()) {
     std::random_device random;

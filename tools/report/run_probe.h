@@ -36,11 +36,11 @@ class RunProbe {
 
   // Of each rank, in its thread; collective where `world` is of several processes.
 
-  /// Before start_behind(): what the record says of the run, alike for all ranks; see ProbeHeader.
+  /// Before start_after(): what the record says of the run, alike for all ranks; see ProbeHeader.
   void describe(const std::string& data_digest,
                 const std::map<std::string, std::string>& arithmetic);
   /// Before its first step: the run goes on after step `start`.
-  void start_behind(std::int64_t start, comm::ProcessGroup& world, const engine::Stream& stream);
+  void start_after(std::int64_t start, comm::ProcessGroup& world, const engine::Stream& stream);
   /// After its last step.
   void end(comm::ProcessGroup& world, const engine::Stream& stream);
 

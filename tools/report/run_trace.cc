@@ -61,7 +61,7 @@ RunTrace::RunTrace(const TrainConfig& config, const LocalRanks& ranks)
   }
 }
 
-void RunTrace::start_behind(std::int64_t start, int rank) {
+void RunTrace::start_after(std::int64_t start, int rank) {
   const StepRange steps = config_.trace_steps(start);
   recorder(rank).record_steps(steps.first, steps.last);
   if (rank != ranks_.first) return;

@@ -30,7 +30,7 @@ class RunTrace {
   /// Of a rank of this process, for its streams and its trainer.
   TraceRecorder& recorder(int rank) { return *recorders_[ranks_.index(rank)]; }
   /// Of each rank, in its thread and before its first step: the run goes on after step `start`.
-  void start_behind(std::int64_t start, int rank);
+  void start_after(std::int64_t start, int rank);
   /// The run has begun: what is traced may be written now.
   void begin();
 

@@ -117,7 +117,7 @@ void TraceRecorder::end_step() {
     for (TraceMemory::Change& change : memory_.changes(sample)) {
       step.memory.push_back(std::move(change));
     }
-    behind_.reset();
+    after_.reset();
     step.peaks = memory_.peaks(sample);
     flows_.end_step();
   }
@@ -179,10 +179,10 @@ void TraceRecorder::count(std::vector<TraceMemory::Change> changes, Launch& laun
   const auto append = [&](std::vector<TraceMemory::Change>& to) {
     to.insert(to.end(), changes.begin(), changes.end());
   };
-  if (launch.track->name != kCompute) return append(behind_ != nullptr ? *behind_ : ahead_);
+  if (launch.track->name != kCompute) return append(after_ != nullptr ? *after_ : ahead_);
   append(ahead_);
   launch.memory = std::exchange(ahead_, {});
-  launch.memory_behind = behind_ = std::make_shared<std::vector<TraceMemory::Change>>();
+  launch.memory_after = after_ = std::make_shared<std::vector<TraceMemory::Change>>();
 }
 
 void TraceRecorder::on_launch(const LaunchRecord& record) noexcept {
@@ -241,8 +241,8 @@ void TraceRecorder::add(Launch& launch) {
   for (const TraceMemory::Change& change : launch.memory) {
     events_.counter(thread.process, change.counter, launch.begin_ns, change.nbytes);
   }
-  if (launch.memory_behind != nullptr) {
-    for (const TraceMemory::Change& change : *launch.memory_behind) {
+  if (launch.memory_after != nullptr) {
+    for (const TraceMemory::Change& change : *launch.memory_after) {
       events_.counter(thread.process, change.counter, launch.end_ns, change.nbytes);
     }
   }

@@ -103,7 +103,7 @@ class TraceRecorder final : public engine::LaunchListener {
     std::string unit, phase;
     std::shared_ptr<LaunchPoint> point;
     std::vector<TraceMemory::Change> memory;
-    std::shared_ptr<std::vector<TraceMemory::Change>> memory_behind;  // of the compute stream
+    std::shared_ptr<std::vector<TraceMemory::Change>> memory_after;  // of the compute stream
     engine::Work work = {};
     std::int64_t begin_ns = 0, end_ns = 0;
   };
@@ -150,10 +150,10 @@ class TraceRecorder final : public engine::LaunchListener {
   std::int64_t num_lost_ = 0;
   std::unordered_map<std::uint64_t, Launch> enqueued_;
   std::vector<Launch> told_;
-  std::shared_ptr<std::vector<TraceMemory::Change>> behind_;  // of the last launch of a step
-  std::vector<TraceMemory::Change> ahead_;                    // before the first
-  std::map<std::int64_t, Step> steps_;                        // that are not complete yet
-  std::vector<Interval> last_computed_;                       // in the step before those
+  std::shared_ptr<std::vector<TraceMemory::Change>> after_;  // of the last launch of a step
+  std::vector<TraceMemory::Change> ahead_;                   // before the first
+  std::map<std::int64_t, Step> steps_;                       // that are not complete yet
+  std::vector<Interval> last_computed_;                      // in the step before those
   std::optional<Run> run_;
   std::vector<StepOverlap> overlaps_;
 };

@@ -99,7 +99,7 @@ double Trainer::num_loss_terms() const {
   return scale == 0 ? 1 : std::round(1 / scale);
 }
 
-TrainPosition Trainer::behind(std::int64_t steps) const {
+TrainPosition Trainer::after(std::int64_t steps) const {
   const StepConfig& c = config_.train;
   return {.step = steps,
           .sample = start_.sample + (steps - start_.step) * c.accum * world_.size() * c.batch,
@@ -195,14 +195,14 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
     finish(*last, items);
     is_pending = false;
     if (!is_late) last.reset();
-    if (saves) checkpoints_->save(behind(num_steps_));
+    if (saves) checkpoints_->save(after(num_steps_));
     if (validates && stopped_by_ == 0) validate_after(step + 1, validate);
   }
   if (is_pending) finish(*last, items);
   last.reset();
   if (log_ != nullptr) log_->end_steps();
   if (checkpoints_) {
-    checkpoints_->save(behind(num_steps_));
+    checkpoints_->save(after(num_steps_));
     checkpoints_->finish();  // what comes after the steps may fail
   }
   if (stopped_by_ == 0) validate_after(num_steps_, validate);

@@ -51,8 +51,8 @@ class Trainer {
   engine::Tape& tape() { return tape_; }
   shard::Fsdp& fsdp() { return fsdp_; }
 
-  /// Collective, before run(): saves checkpoints, and goes on from one, as configured. Returns what
-  /// training has behind it.
+  /// Collective, before run(): saves checkpoints, and goes on from one, as configured. Returns
+  /// where training starts.
   TrainPosition open_checkpoints(RunIdentity identity);
 
   /// What training reads. `fill` writes the micro-batch that starts at global sample
@@ -142,7 +142,7 @@ class Trainer {
   /// [Note: steps as graphs] in trainer_graph.cc.
   struct StepGraph {
     std::vector<Batch> batches;  // of each micro-step
-    engine::Tensor losses;       // the same
+    engine::Tensor losses;       // of each micro-step
     engine::Tensor samples_before;
     std::int64_t captured_step = 0;
     bool is_capturing = false, has_failed = false;
@@ -158,7 +158,7 @@ class Trainer {
   std::int64_t num_steps_to_run() const;
   bool is_validation_due(std::int64_t step) const;
   bool owes_validation();
-  TrainPosition behind(std::int64_t steps) const;
+  TrainPosition after(std::int64_t steps) const;
   int why_to_stop() const;
   void stop(int why);
   bool uses_host_memory() const {

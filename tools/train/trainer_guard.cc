@@ -94,7 +94,7 @@ shard::GradNorm Trainer::guard(std::int64_t step, const Loss& loss, const Tensor
   if (verdict.is_wrong.empty() || may_skip) return *std::move(norm);
   std::string where = "no checkpoint, as checkpoint.every is 0";
   if (checkpoints_) {
-    checkpoints_->save(behind(step));
+    checkpoints_->save(after(step));
     checkpoints_->finish();
     where = fmt::format("the state before it is in {}", checkpoints_->newest());
   }

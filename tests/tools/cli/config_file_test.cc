@@ -174,14 +174,14 @@ TEST(ConfigFile, IsRefusedFromTheFirstThatIsTooMany) {
   const auto levels = [](std::size_t n) { return "x = " + repeated("[", n) + repeated("]", n); };
   EXPECT_FALSE(is_beyond(levels(16)));
   EXPECT_TRUE(is_beyond(levels(17)));
-  EXPECT_FALSE(is_beyond(repeated("x = [{}, {}]\n", 20))) << "one behind the other";
+  EXPECT_FALSE(is_beyond(repeated("x = [{}, {}]\n", 20))) << "one after the other";
   // The = and the [ count as well.
   const auto items = [](std::size_t n) { return "x = [1" + repeated(",1", n - 2) + "]\n"; };
   EXPECT_FALSE(is_beyond(items(4096)));
   EXPECT_TRUE(is_beyond(items(4097)));
 }
 
-TEST(ConfigFile, HeadersNeedANameBehindValuesToo) {
+TEST(ConfigFile, HeadersNeedANameAfterValuesToo) {
   for (const std::string_view value : {"x = 1\n", "x = 1  # comment\n", "x = '\\'\n"}) {
     EXPECT_TRUE(has(file_refusal(std::string(value) + "[.a]\n"),
                     {"expected a name after [, got none (", "run.toml:2)"}))

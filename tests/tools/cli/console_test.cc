@@ -78,8 +78,8 @@ TEST_F(ConsoleTest, AStatusLineIsWrittenInItsPlace) {
   pass_time();
   console.status("two");
   expect(console, kErase + "two" + kErase);
-  console.say("behind");
-  expect(console, "behind\r\n");
+  console.say("after");
+  expect(console, "after\r\n");
 }
 
 TEST_F(ConsoleTest, AStatusLineNeverTakesTwo) {

@@ -74,7 +74,7 @@ TEST_F(TwoOfFour, AreNotAllThatTakePart) {
 TEST_F(TwoOfFour, AreInTheTrace) {
   RunTrace trace(config_, ranks_.local);
   for (const int rank : {3, 2}) {
-    trace.start_behind(0, rank);
+    trace.start_after(0, rank);
     TraceRecorder& recorder = trace.recorder(rank);
     const engine::Stream stream = engine::Stream::inline_cpu("compute", {.listener = &recorder});
     recorder.begin_step(1);

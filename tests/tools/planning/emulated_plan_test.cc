@@ -145,7 +145,7 @@ TEST(EmulatedPlan, SaysWhatGpusDoWithEachOtherChoice) {
          c.comm.hook = "bf16";
        }},
       {"zero3", "f16 on the wire", [](Config c) { c.comm.hook = "f16"; }},
-      {"ddp", "PowerSGD behind a step", [&](Config c) { powersgd(c, "powersgd", 1); }},
+      {"ddp", "PowerSGD after a step", [&](Config c) { powersgd(c, "powersgd", 1); }},
       {"zero2", "PowerSGD over nccl, errors on the host",
        [&](Config c) {
          nccl(c);
@@ -229,7 +229,7 @@ TEST(EmulatedPlan, SaysWhatGpusDoWithEachOtherChoice) {
   }
 }
 
-TEST(EmulatedPlan, SaysWhatGpusDoThatUpdateBesideBackward) {
+TEST(EmulatedPlan, SaysWhatGpusDoThatUpdateDuringBackward) {
   for (const char* strategy : {"zero3", "zero1", "ddp"}) {
     for (const auto overlap : {OverlapOptimizer::kBackward, OverlapOptimizer::kInterleaved}) {
       for (const double offload : {0.0, 0.6}) {

@@ -145,7 +145,7 @@ TEST(PlanFigures, EachStepHasItsOwnPlan) {
   TrainPlan plan{};
   for (const int ms : {1, 2, 3, 4}) plan.steps.push_back({.step_ms = static_cast<double>(ms)});
   plan.resumed = {{.step_ms = 8}, {.step_ms = 9}};
-  plan.compresses_behind = 5;
+  plan.compresses_after = 5;
   const auto ms = [&](std::int64_t step, std::int64_t start) {
     return planned_step(plan, step, start).step_ms;
   };
@@ -155,7 +155,7 @@ TEST(PlanFigures, EachStepHasItsOwnPlan) {
             (std::vector<double>{1, 2, 3, 4}));
   EXPECT_EQ((std::vector<double>{ms(6, 5), ms(7, 5), ms(9, 8), ms(10, 8)}),
             (std::vector<double>{8, 9, 8, 9}));
-  plan.compresses_behind = 0;
+  plan.compresses_after = 0;
   EXPECT_EQ((std::vector<double>{ms(1, 0), ms(2, 0), ms(8, 7), ms(9, 7)}),
             (std::vector<double>{1, 2, 1, 2}));
 }
@@ -229,8 +229,9 @@ TEST(AuditFigures, WaitsAreSummedByGather) {
             "ms, 2 more 0.700 ms");
 }
 
-// Where masters lie on the host a whole parameter is put together beside a copy of what this rank
-// owns of it: here that is more than a step takes, and as much is enough to the end of a run.
+// Where masters lie on the host a whole parameter is put together while there is a copy of what
+// this rank owns of it: here that is more than a step takes, and as much is enough to the end of a
+// run.
 TEST(PlanFigures, WholeParametersHaveRoomForTheirCopies) {
   constexpr GptConfig kWide = {.layers = 1, .heads = 1, .dim = 64, .seq = 4, .vocab = 4096};
   TrainConfig config = testing::base(2);

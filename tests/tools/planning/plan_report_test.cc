@@ -108,7 +108,7 @@ TEST(PlanReport, SaysEachFigureOfItsOwnStep) {
     step.step_host_memory.peak_total_nbytes = 1000 * i;
     plan.steps.push_back(step);
   }
-  plan.compresses_behind = 3;
+  plan.compresses_after = 3;
   plan.repeated = plan.steps.back();
   plan.repeated->step_memory.peak_total_nbytes = 77;
   plan.repeated->step_host_memory.peak_total_nbytes = 88;

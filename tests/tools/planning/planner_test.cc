@@ -158,9 +158,9 @@ TEST(Planner, SaysWhatRunsDo) {
                                 {{"none", {}},
                                  {"bf16", hook("bf16", 10)},
                                  {"powersgd", hook("powersgd", 0)},
-                                 {"powersgd behind 1", hook("powersgd", 1)},
-                                 {"powersgd behind 3", hook("powersgd", 3)},
-                                 {"powersgd behind 9", hook("powersgd", 9)},
+                                 {"powersgd after 1", hook("powersgd", 1)},
+                                 {"powersgd after 3", hook("powersgd", 3)},
+                                 {"powersgd after 9", hook("powersgd", 9)},
                                  {"batched_powersgd behind 2", hook("batched_powersgd", 2)}}));
   factors.push_back(config_factor<OverlapOptimizer>(
       "overlap_optimizer", [](Config c) -> auto& { return c.train.overlap_optimizer; },
@@ -185,8 +185,8 @@ TEST(Planner, SaysWhatRunsDo) {
     }
   }
   for (const char* dtype : {"bf16_reduced", "bf16_throughout"}) {  // a hook says what is sent
-    for (const char* of : {"bf16", "powersgd", "powersgd behind 1", "powersgd behind 3",
-                           "powersgd behind 9", "batched_powersgd behind 2"}) {
+    for (const char* of : {"bf16", "powersgd", "powersgd after 1", "powersgd after 3",
+                           "powersgd after 9", "batched_powersgd behind 2"}) {
       refused.insert(fmt::format("dtype={} with hook={}", dtype, of));
     }
   }
@@ -504,7 +504,7 @@ TEST(Audit, LeavesOutUpdatesThatWereSkipped) {
   EXPECT_EQ(audit.lines().back(), "3 steps are as planned");
 }
 
-TEST(Audit, LeavesOutStepsBehindAValidation) {
+TEST(Audit, LeavesOutStepsAfterAValidation) {
   const TrainPlan plan = plan_of(base(2));
   Audit audit(plan, {.num_ranks = 2}, /*val_every=*/2);
   for (std::int64_t number = 1; number <= 4; ++number) {
@@ -522,19 +522,19 @@ TEST(Audit, TheFirstStepOfAResumedRunIsCompared) {
   const TrainPlan plan = plan_of(base(2));
   for (const std::int64_t start : {0, 1, 4, 6}) {
     Audit audit(plan, {.num_ranks = 2}, /*val_every=*/2);
-    audit.start_behind(start);
+    audit.start_after(start);
     StepRecord step = plan.steps[0];
     step.step = start + 1;
     audit.add(step);
     EXPECT_EQ(audit.lines().back(), "1 step is as planned") << start;
     Audit wrong(plan, {.num_ranks = 2}, /*val_every=*/2);
-    wrong.start_behind(start);
+    wrong.start_after(start);
     step.traffic.bytes_sent += 4;
     wrong.add(step);
     EXPECT_EQ(wrong.lines().back(), "step " + std::to_string(start + 1) + " is not as planned");
     // The one after the next validation is left out, whatever it does.
     Audit next(plan, {.num_ranks = 2}, /*val_every=*/2);
-    next.start_behind(start);
+    next.start_after(start);
     step.step = start % 2 == 0 ? start + 3 : start + 2;
     next.add(step);
     EXPECT_EQ(next.lines().back(), "no step was compared with the plan") << start;

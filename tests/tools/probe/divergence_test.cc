@@ -109,7 +109,7 @@ TEST_P(PlantedFault, IsNamedExactly) {
   // By how much: the same again, for the values.
   const ProbedRun values_a = run_probed(config_a, kModel, tokens(), {}, first.key);
   const ProbedRun values_b = run_probed(config_b, kModel, tokens(), fault, first.key);
-  EXPECT_EQ(std::ssize(values_a.gpt.loss), first.key.step) << "no step behind it";
+  EXPECT_EQ(std::ssize(values_a.gpt.loss), first.key.step) << "no step after it";
   const std::vector<float> in_a = values_of(values_a.record, first.key);
   const std::vector<float> in_b = values_of(values_b.record, first.key);
   EXPECT_EQ(checksum_of(in_a, 0).hash, first.a.checksum.hash);
@@ -299,7 +299,7 @@ TEST(Divergence, StrategiesRanksAndOptionsThatKeepBitsFindNothing) {
   same("offload", config);
 }
 
-TEST(Divergence, UpdatesBesideBackwardFindNothing) {
+TEST(Divergence, UpdatesDuringBackwardFindNothing) {
   TrainConfig config = config_of("zero3", 2, 2);
   config.train.grad_clip = 0;
   const ProbedRun a = run(config);

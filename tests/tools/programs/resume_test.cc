@@ -162,7 +162,7 @@ TEST_F(Resume, WhatCannotBeDoneAnyMoreIsAnErrorOrSaid) {
 }
 
 // The run before has validated after its last step, which is not the last one of this run.
-TEST_F(Resume, TheStepBehindAValidationThatWasOwedIsAudited) {
+TEST_F(Resume, TheStepAfterAValidationThatWasOwedIsAudited) {
   for (const char* strategy : {"zero3", "zero2", "ddp", "shard_grad_op", "hsdp"}) {
     fs::remove_all(folder_ / "run");
     const auto flags = [&](const char* steps) {
@@ -181,7 +181,7 @@ TEST_F(Resume, TheStepBehindAValidationThatWasOwedIsAudited) {
     EXPECT_TRUE(has(outcome.out, {"3 steps are as planned"})) << strategy;
     std::vector<json> validated = log_of("run");
     std::erase_if(validated, [](const json& record) { return !record.contains("val_loss"); });
-    EXPECT_EQ(validated.size(), 3u) << "behind steps 2, 4 and 6";
+    EXPECT_EQ(validated.size(), 3u) << "after steps 2, 4 and 6";
   }
 }
 

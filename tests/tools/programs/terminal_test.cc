@@ -140,7 +140,7 @@ TEST_F(Terminal, AnInterruptEndsARunWhoseTerminalWasStopped) {
   EXPECT_TRUE(std::filesystem::exists(folder_ / "run/checkpoints/latest"));
 }
 
-TEST_F(Terminal, NoStatusLineIsLeftBehindTheLastStep) {
+TEST_F(Terminal, NoStatusLineIsLeftAfterTheLastStep) {
   const Seen stopped = run_on_terminal({{"train.steps", "1000"},
                                         {"log.every", "10"},
                                         {"checkpoint.every", "1000"},
@@ -151,7 +151,7 @@ TEST_F(Terminal, NoStatusLineIsLeftBehindTheLastStep) {
   EXPECT_EQ(stopped.text.find(" % step ", saved), std::string::npos) << stopped.text;
 }
 
-TEST_F(Terminal, NoStatusLineComesBehindASignal) {
+TEST_F(Terminal, NoStatusLineComesAfterASignal) {
   // Steps of about half a second, of each of which there is a line: one comes after the signal.
   const Seen seen = run_on_terminal({{"model.dim", "64"},
                                      {"train.accum", "300"},

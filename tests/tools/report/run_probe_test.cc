@@ -43,9 +43,9 @@ class RunProbeTest : public ::testing::Test {
     const std::vector<float> values = {1, static_cast<float>(step)};
     probe.on_output(block_, 0, Tensor::from<float>(memory_, {2}, values, "y"), "forward");
   }
-  void start_behind(RunProbe& run, std::int64_t step) const {
+  void start_after(RunProbe& run, std::int64_t step) const {
     comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
-      run.start_behind(step, world, engine::Stream::inline_cpu("compute"));
+      run.start_after(step, world, engine::Stream::inline_cpu("compute"));
     });
   }
   std::map<std::int64_t, int> parts_by_step() const {
@@ -110,13 +110,13 @@ TEST_F(RunProbeTest, WithoutAnyStepAnOlderRecordStays) {
 
 TEST_F(RunProbeTest, OfARunThatWasResumedBeginsWhereItDid) {
   RunProbe run(config_, {2}, "{}");
-  start_behind(run, 3);
+  start_after(run, 3);
   const auto make = [&](int rank, std::int64_t step) {
     begin(run, rank, step);
     run.probe(rank).end_step();
   };
   make(0, 4);
-  start_behind(run, 3);  // the other rank comes later
+  start_after(run, 3);  // the other rank comes later
   make(0, 5);
   make(1, 4);
   make(1, 5);
@@ -133,7 +133,7 @@ TEST_F(RunProbeTest, SaysWhyThereIsNone) {
   config_.log.probe_steps = "2:3";
   const auto why = [&](std::int64_t start) {
     RunProbe run(config_, {1}, "{}");
-    start_behind(run, start);
+    start_after(run, start);
     run.commit();
     return run.summary();
   };

@@ -270,12 +270,12 @@ TEST_F(TraceOfARun, OfARunThatWasResumedShowsStepsThatItMade) {
   EXPECT_EQ(steps_of(TraceFile(folder_.read("trace.json")), 1), (std::set<std::string>{"step 5"}));
 
   folder_.write("trace.json", "older");
-  const Outcome behind = resumed({{"log.trace_steps", "2:4"}});
-  EXPECT_EQ(behind.exit_code, 0) << behind.err;
-  EXPECT_TRUE(has(behind.out, {"trace " + path_ +
-                               ": not written, as the run went on after step 4 and the steps "
-                               "to record end with 4; what was there stays\n"}))
-      << behind.out;
+  const Outcome after = resumed({{"log.trace_steps", "2:4"}});
+  EXPECT_EQ(after.exit_code, 0) << after.err;
+  EXPECT_TRUE(has(after.out, {"trace " + path_ +
+                              ": not written, as the run went on after step 4 and the steps "
+                              "to record end with 4; what was there stays\n"}))
+      << after.out;
   EXPECT_EQ(folder_.read("trace.json"), "older");
   EXPECT_TRUE(log().back().at("final").at("trace").at("file").is_null());
   EXPECT_EQ(resumed({{"train.steps", "4"}}).exit_code, 0);

@@ -1,6 +1,6 @@
-// All that a run counts, in a run that was stopped and went on, beside one that was not: steps,
-// samples, rates of learning, validations, verified steps, skips, spikes, minutes, and the time
-// that is left.
+// All that a run counts, in a run that was stopped and went on, compared with one that was not:
+// steps, samples, rates of learning, validations, verified steps, skips, spikes, minutes, and the
+// time that is left.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -129,21 +129,21 @@ TEST(ResumedRun, SaysOfEachStepWhatAnUninterruptedRunSays) {
     ASSERT_EQ(before.error, "");
     ASSERT_EQ(before.records.back().at("final").at("steps"), first);
     ASSERT_EQ(before.records.back().at("final").at("stopped_by"), "train.max_minutes");
-    const MlpTrained behind = train_mlp(folder, resumed(training));
-    ASSERT_EQ(behind.error, "");
-    EXPECT_EQ(behind.resumed.step, first);
-    EXPECT_EQ(behind.resumed.sample, first * 8);
-    EXPECT_EQ(said(behind.records), expected);
+    const MlpTrained after = train_mlp(folder, resumed(training));
+    ASSERT_EQ(after.error, "");
+    EXPECT_EQ(after.resumed.step, first);
+    EXPECT_EQ(after.resumed.sample, first * 8);
+    EXPECT_EQ(said(after.records), expected);
     EXPECT_EQ(scalars_of(folder), scalars);
     std::vector<std::int64_t> samples = before.first_samples;
-    samples.insert(samples.end(), behind.first_samples.begin(), behind.first_samples.end());
+    samples.insert(samples.end(), after.first_samples.begin(), after.first_samples.end());
     EXPECT_EQ(samples, whole.first_samples) << "what is read, and read again to be verified";
-    EXPECT_EQ(behind.steps.front().step, first + 1);
-    EXPECT_EQ(behind.steps.size(), static_cast<std::size_t>(9 - first));
+    EXPECT_EQ(after.steps.front().step, first + 1);
+    EXPECT_EQ(after.steps.size(), static_cast<std::size_t>(9 - first));
   }
 }
 
-TEST(ResumedRun, ValidatesOnceBehindAStep) {
+TEST(ResumedRun, ValidatesOnceAfterAStep) {
   const TempFolder folder;
   std::vector<std::int64_t> validations;
   MlpTraining training = counting(folder);
@@ -166,9 +166,9 @@ TEST(ResumedRun, ValidatesOnceBehindAStep) {
   EXPECT_EQ(validations, (std::vector<std::int64_t>{2, 4}));
   validations.clear();
   training.fault = nullptr;
-  const MlpTrained behind = train_mlp(folder, resumed(training));
-  EXPECT_EQ(behind.error, "");
-  EXPECT_EQ(behind.resumed.step, 4);
+  const MlpTrained after = train_mlp(folder, resumed(training));
+  EXPECT_EQ(after.error, "");
+  EXPECT_EQ(after.resumed.step, 4);
   EXPECT_EQ(validations, (std::vector<std::int64_t>{6, 8, 9})) << "that of step 4 is in the log";
   // Nothing is left to train, and the last step is one that validates anyway.
   validations.clear();
@@ -187,9 +187,9 @@ TEST(ResumedRun, EndsWhenItsOwnMinutesAreOver) {
   training.minutes = [](std::int64_t num_done) { return minutes(40 * num_done); };
   // 80 minutes have passed when the third step begins, and 120 when the fourth does.
   EXPECT_EQ(train_mlp(folder, training).records.back().at("final").at("steps"), 4);
-  const MlpTrained behind = train_mlp(folder, resumed(training));
-  EXPECT_EQ(behind.records.back().at("final").at("steps"), 8);
-  EXPECT_EQ(behind.records.back().at("final").at("stopped_by"), "train.max_minutes");
+  const MlpTrained after = train_mlp(folder, resumed(training));
+  EXPECT_EQ(after.records.back().at("final").at("steps"), 8);
+  EXPECT_EQ(after.records.back().at("final").at("stopped_by"), "train.max_minutes");
   const MlpTrained last = train_mlp(folder, resumed(training));
   EXPECT_EQ(last.records.back().at("final").at("steps"), 9);
   EXPECT_FALSE(last.records.back().at("final").contains("stopped_by"));
@@ -216,9 +216,9 @@ TEST(ResumedRun, SkipsInARowAreCountedOverTheInterruption) {
     const TempFolder whole, folder;
     EXPECT_TRUE(has_too_many(train_mlp(whole, training).error));
     EXPECT_EQ(train_mlp(folder, stopped_after(training, first)).error, "");
-    const MlpTrained behind = train_mlp(folder, resumed(training));
-    EXPECT_EQ(behind.resumed.num_skips, first - 3);
-    EXPECT_TRUE(has_too_many(behind.error));
+    const MlpTrained after = train_mlp(folder, resumed(training));
+    EXPECT_EQ(after.resumed.num_skips, first - 3);
+    EXPECT_TRUE(has_too_many(after.error));
     // One that is updated ends the row.
     spoil(3, 4);
     const TempFolder fewer;
@@ -241,9 +241,9 @@ TEST(ResumedRun, ASpikeIsMeasuredAgainstTheLossesBeforeTheInterruption) {
   const std::string expected = cause(train_mlp(whole, training).error);
   EXPECT_TRUE(has(expected, {"over 4 times the median of the last 11 steps", "(step 12"}));
   EXPECT_EQ(train_mlp(folder, stopped_after(training, 10)).error, "");
-  const MlpTrained behind = train_mlp(folder, resumed(training));
-  EXPECT_EQ(behind.resumed.losses.size(), 10u);
-  EXPECT_EQ(cause(behind.error), expected);
+  const MlpTrained after = train_mlp(folder, resumed(training));
+  EXPECT_EQ(after.resumed.losses.size(), 10u);
+  EXPECT_EQ(cause(after.error), expected);
 }
 
 TEST(RunLog, TheTimeLeftIsThatOfTheStepsOfThisProcess) {

@@ -218,7 +218,7 @@ TEST(Trainer, DealsSamplesInOrderOverMicroStepsAndRanks) {
   }
 }
 
-TEST(Trainer, ShowsEverySequenceOnceAnEpochAndShufflesTheNextAnew) {
+TEST(Trainer, ShowsEverySequenceOnceAnEpochAndShufflesTheNextAgain) {
   const TempFolder folder;
   std::string text;
   for (char c = 0; c < 25; ++c) text += c;
@@ -355,7 +355,7 @@ TEST(Trainer, AllRanksEndAfterTheStepInWhichOneIsAskedTo) {
     };
     std::vector<nlohmann::json> lines;
     const std::string out = stdout_of([&] { lines = run_ranks(config, train); });
-    EXPECT_EQ(lines.size(), 5u) << "three steps, and validations behind the first two";
+    EXPECT_EQ(lines.size(), 5u) << "three steps, and validations after the first two";
     EXPECT_TRUE(has(out, {"stopped by SIGTERM after step 3 of 9\n"}));
   }
   const StopSignals forgotten;
@@ -459,7 +459,7 @@ TEST(Trainer, SkipsUpdatesWhoseGradientIsNotFinite) {
   }
 }
 
-TEST(Trainer, EndsBehindTooManySkippedUpdatesInARow) {
+TEST(Trainer, EndsAfterTooManySkippedUpdatesInARow) {
   float ignored = 0;
   run_with({0, 4, 12, 16}, 6, 2, false, &ignored);  // of steps 1 and 2, 4 and 5
   EXPECT_TRUE(has(error_of<InvalidArgument>([&] {

@@ -63,7 +63,7 @@ TEST(Trainer, ThePartsOfAStepAreDisjoint) {
   }
 }
 
-TEST(Trainer, AnUpdateBesideBackwardHasNoTimeOfItsOwn) {
+TEST(Trainer, AnUpdateDuringBackwardHasNoTimeOfItsOwn) {
   TrainConfig config = config_of(2, 2, 2);
   config.train.overlap_optimizer = OverlapOptimizer::kBackward;
   for (const nlohmann::json& line : run_slowly(config)) {
@@ -114,7 +114,7 @@ class SlowAtLosses final : public comm::ForwardingGroup {
 };
 
 // Whoever of the two it is: rank 0, whose time the log tells, has nothing else to do.
-TEST(Trainer, BehindItsPartOfAStepARankWaitsForTheOthers) {
+TEST(Trainer, AfterItsPartOfAStepARankWaitsForTheOthers) {
   for (const int slow : {0, 1}) {
     const TrainConfig config = config_of(2, 1, 2);
     std::vector<StepRecord> records;

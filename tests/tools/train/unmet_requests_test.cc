@@ -69,7 +69,7 @@ TEST(UnmetRequests, EachIsSaidFromWhereItCannotBeMet) {
        "no step is verified: train.verify_every=10, and the run has the "
        "steps 1 to 9"},
       {"verify last", verify, 10, {}, ""},
-      {"verify behind", verify, 19, {.step = 10}, "the run has the steps 11 to 19"},
+      {"verify after", verify, 19, {.step = 10}, "the run has the steps 11 to 19"},
       {"verify next", verify, 20, {.step = 10}, ""},
       {"spike",
        spike,

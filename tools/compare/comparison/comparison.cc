@@ -25,7 +25,7 @@ std::map<std::string, Spread> spreads(const std::vector<RunRecord>& rounds, std:
         is_told = false;
         break;
       }
-      const std::span<const double> measured = behind_warmup(metric->second, warmup);
+      const std::span<const double> measured = after_warmup(metric->second, warmup);
       values.insert(values.end(), measured.begin(), measured.end());
     }
     std::erase_if(values, [](double value) { return std::isnan(value); });
@@ -43,13 +43,13 @@ std::optional<StepParts> step_parts_of(const std::vector<RunRecord>& rounds,
   constexpr std::array kParts = {"compute_ms", "exposed_comm_ms", "optimizer_ms", "data_ms"};
   TimeSplit split(kParts.size() + 1);
   for (const RunRecord& run : rounds) {
-    const std::span<const double> steps_ms = behind_warmup(run.metrics.at("step_ms"), warmup);
+    const std::span<const double> steps_ms = after_warmup(run.metrics.at("step_ms"), warmup);
     for (std::size_t i = 0; i < steps_ms.size(); ++i) {
       std::array<std::optional<double>, kParts.size() + 1> parts_ms;
       double other_ms = steps_ms[i];
       for (std::size_t k = 0; k < kParts.size(); ++k) {
         if (!metrics.contains(kParts[k])) continue;
-        parts_ms[k] = behind_warmup(run.metrics.at(kParts[k]), warmup)[i];
+        parts_ms[k] = after_warmup(run.metrics.at(kParts[k]), warmup)[i];
         other_ms -= *parts_ms[k];
       }
       parts_ms.back() = other_ms;
@@ -73,7 +73,7 @@ std::vector<double> speeds_of(const std::vector<RunRecord>& rounds, std::int64_t
   for (const RunRecord& run : rounds) {
     const auto metric = run.metrics.find("tokens_per_s");
     if (metric == run.metrics.end()) return {};
-    const std::span<const double> measured = behind_warmup(metric->second, warmup);
+    const std::span<const double> measured = after_warmup(metric->second, warmup);
     const std::optional<Spread> spread = spread_of({measured.begin(), measured.end()});
     if (!spread || !(spread->median > 0)) return {};
     speeds.push_back(spread->median);

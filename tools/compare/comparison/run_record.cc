@@ -156,7 +156,7 @@ const std::vector<std::string>& metric_names() {
   return names;
 }
 
-std::span<const double> behind_warmup(const std::vector<double>& values, std::int64_t warmup) {
+std::span<const double> after_warmup(const std::vector<double>& values, std::int64_t warmup) {
   const auto skipped = std::min<std::int64_t>(warmup, std::ssize(values));
   return std::span(values).subspan(static_cast<std::size_t>(skipped));
 }

@@ -35,7 +35,7 @@ struct RunRecord {
 };
 
 /// `values`, one of each step, without those of the first `warmup` steps.
-std::span<const double> behind_warmup(const std::vector<double>& values, std::int64_t warmup);
+std::span<const double> after_warmup(const std::vector<double>& values, std::int64_t warmup);
 
 /// Reads a log of train_transformer. Throws IoError naming path and line: unreadable, no JSON,
 /// steps that are not 1, 2, 3..., a field of another type, no last record.
