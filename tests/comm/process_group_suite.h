@@ -41,7 +41,8 @@ struct Backend {
   // Runs the function once a rank, wherever ranks of this backend are, and returns what each says.
   // Nothing else that it does has to be seen by the caller.
   std::function<std::vector<std::string>(int size, milliseconds deadline, const RankFunction&)> run;
-  // A stream of rank `rank` of the world: in the calling thread where that is possible, or beside.
+  // A stream of rank `rank` of the world: in the calling thread where that is
+  // possible, or in one of its own.
   std::function<Stream(int rank, std::string name, engine::StreamOptions)> here = here_on_cpu,
                                                                            beside = beside_on_cpu;
   std::int64_t num_large = 100003;  // elements that make a backend cut a tensor into chunks

@@ -84,7 +84,7 @@ TEST(Initialise, HasTheValuesOfOneProcess) {
 }
 
 // What a rank holds at most while a model is made: its shards and the slots, one unit of parameters
-// here; with values that need a whole parameter, that one beside it, and what is sent of it.
+// here; with values that need a whole parameter, that one as well, and what is sent of it.
 TEST(Initialise, TakesTheShardsAndOneUnit) {
   constexpr int kRanks = 5, kBlocks = 8;
   constexpr std::int64_t kUnit = 2 * kNumel, kModel = kBlocks * kUnit;  // elements
@@ -218,7 +218,7 @@ Result train(const char* strategy, int ranks, int accum, bool ignores, int packi
 TEST(Ignored, ParametersStayTheCallersOwn) {
   for (const char* strategy : {"zero3", "zero1", "ddp"}) {
     for (const int packing : {0, 100000}) {
-      // The others train as beside a frozen one, which starts from the same formula.
+      // The others train as with a frozen one, which starts from the same formula.
       Result frozen = train("ddp", 1, 2, /*ignores=*/false, 0);
       frozen.parameters.erase("h.1.weight");
       const Result ignored = train(strategy, 2, 1, /*ignores=*/true, packing);

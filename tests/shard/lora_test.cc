@@ -1,4 +1,4 @@
-// Low-rank adapters (Hu et al., "LoRA", arXiv:2106.09685) beside a frozen base: what they cost, by
+// Low-rank adapters (Hu et al., "LoRA", arXiv:2106.09685) of a frozen base: what they cost, by
 // formula, and that they train as in one process.
 #include <gtest/gtest.h>
 

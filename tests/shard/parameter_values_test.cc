@@ -269,7 +269,7 @@ TEST(FsdpParameters, OneRanksValuesBecomeThoseOfAll) {
   }
 }
 
-// Nobody updates them, so there is nothing to keep in f32 beside what is computed with.
+// Nobody updates them, so there is nothing to keep in f32 besides what is computed with.
 TEST(FsdpParameters, FrozenOnesHaveNoMaster) {
   for (const char* strategy : {"zero3", "zero1", "ddp", "hfsdp"}) {
     comm::run_ranks(2, {}, [&](ProcessGroup& world) {

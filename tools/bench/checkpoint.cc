@@ -102,7 +102,8 @@ Times measure(const ModelConfig& sizes, int ranks, const std::string& folder) {
     const std::vector<shard::CheckpointPart> parts = {{&fsdp, &optimizer}};
     shard::Checkpointer plain(world, parts,
                               {.folder = folder + "/plain", .keep = 1, .async = false});
-    shard::Checkpointer beside(world, parts, {.folder = folder + "/beside", .keep = 1});
+    shard::Checkpointer in_background(world, parts,
+                                      {.folder = folder + "/in_background", .keep = 1});
     const auto timed = [&](std::vector<double>& ms, const auto& fn) {
       world.barrier("bench");
       const Timer timer;
@@ -129,10 +130,10 @@ Times measure(const ModelConfig& sizes, int ranks, const std::string& folder) {
       timed(times.load_ms, [&] { plain.load(path); });
       timed(times.read_ms, [&] { read_files(files, world.rank(), ranks, read); });
       timed(times.held_ms, [&] {
-        beside.save(step, {});
+        in_background.save(step, {});
         shard::CutValues(fsdp).settle();  // as the next update would wait
       });
-      beside.wait();
+      in_background.wait();
       // The first of each does not count: files and memory are new.
       if (round == 0 && is_first) times = {};
     }

@@ -84,8 +84,8 @@ void bench_prefetch(const TrainingRow& base, const BenchConfig& config, BenchRep
       fmt::format(
           "{}, {} rounds of {} steps in turn; {:.1f} MB sent by a rank in a step, {:.0f} ms "
           "of computing, {:.1f} ms of waiting without a link; latency {} us. link: sending alone; "
-          "hidden: of that, but for the first gathers and the last reductions, and beside the "
-          "waiting without a link; saved: to off",
+          "hidden: of that, but for the first gathers and the last reductions, and without the "
+          "waiting that there is without a link; saved: to off",
           name, config.rounds, config.steps, alone.nbytes * 1e-6, compute_ms, skew_ms,
           kLatency.count()),
       {"prefetch", "gb_per_s", "link_ms", "ms", "min_ms", "max_ms", "exposed_ms", "hidden_pct",

@@ -6,8 +6,8 @@
 
 namespace tessera::tools {
 
-/// One thread's matrix products, of f32 and of bf16, beside the `peak` of what it multiplies and
-/// adds in registers, in GFLOP/s. kWarn below half of the peak. A peak below the product was
+/// One thread's matrix products, of f32 and of bf16, compared with the `peak` of what it multiplies
+/// and adds in registers, in GFLOP/s. kWarn below half of the peak. A peak below the product was
 /// measured while other programs ran, and is left out.
 Check product_line(double f32, double peak, double bf16);
 

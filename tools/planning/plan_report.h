@@ -1,4 +1,4 @@
-// A TrainPlan for people and for programs, and beside what a run measured.
+// A TrainPlan for people and for programs, and compared with what a run measured.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ std::vector<std::string> largest_lines(const TrainPlan& plan);
 std::vector<std::string> plan_lines(const TrainPlan& plan, const PlanTarget& target);
 /// Why a rank sends what it sends in a step: a term for collectives of units that are called alike.
 std::vector<PlanTerm> sent_terms(const TrainPlan& plan);
-/// That a process sends to others in a step, on average; 0 in one process.
+/// How many bytes a process sends to others in a step, on average; 0 in one process.
 std::int64_t bytes_between(const TrainPlan& plan);
 /// The figures of plan_lines() as one JSON object.
 JsonRecord plan_record(const TrainPlan& plan, const PlanTarget& target);

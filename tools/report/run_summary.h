@@ -22,7 +22,7 @@ class RunSummary {
  public:
   void add(const StepRecord& record, std::optional<double> peak_percent);
   /// `planned`: what the plan says of a step that was added, without values. Then figures() have it
-  /// beside what was measured.
+  /// with what was measured.
   void add_plan(const std::function<const StepRecord&(std::int64_t step)>& planned);
 
   /// Milliseconds, or another figure of each step.

@@ -1,4 +1,4 @@
-// Muon of examples/, an optimizer of whole matrices that is made of ops, beside SGD for vectors.
+// Muon of examples/, an optimizer of whole matrices that is made of ops, with SGD for vectors.
 #include <gtest/gtest.h>
 
 #include <cmath>

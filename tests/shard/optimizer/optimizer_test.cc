@@ -31,7 +31,7 @@ namespace {
 using engine::Tensor;
 
 // Runs `steps` updates with a given gradient of `scale` (dy/dscale of a toy model of no blocks is
-// 2 x scale) and returns the parameter after each, beside its gradients.
+// 2 x scale) and returns the parameter after each, and its gradients.
 struct Trace {
   std::vector<double> parameter, gradient;
 };

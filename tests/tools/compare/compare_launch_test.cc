@@ -1,4 +1,4 @@
-// compare --launch: trainings of several processes, beside those of threads.
+// compare --launch: trainings of several processes, compared with those of threads.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -19,7 +19,7 @@ json facts_of(const Check& check) {
   return testing::parse_json(json_of({check})).at("checks").at(0);
 }
 
-TEST(RateLines, AProductIsSetBesideThePeak) {
+TEST(RateLines, AProductIsComparedWithThePeak) {
   const Check check = product_line(90, 120, 250);
   EXPECT_EQ(check.found,
             "values right; one thread: 90 GFLOP/s in f32, 75 % of the 120 that it reaches in "
@@ -43,7 +43,7 @@ TEST(RateLines, NoProductHasMoreThanItsPeak) {
   EXPECT_FALSE(facts_of(check).contains("peak_gflop_per_s"));
 }
 
-TEST(RateLines, ACollectiveIsSetBesideACopy) {
+TEST(RateLines, ACollectiveIsComparedWithACopy) {
   // 12 MB in 4 ms are 3 GB/s; a copy of it took 3 ms.
   const Check check = collective_line(
       {.name = "all_gather", .num_ranks = 3, .nbytes = 12e6, .ms = 4, .copy_ms = 3}, false);

@@ -38,14 +38,14 @@ class TrainFaults : public testing::TinyTraining {
 
   /// Starts `training` as $P and runs `script`; the exit code of the training, which is killed if
   /// it goes on for two minutes after that.
-  Outcome beside(const std::string& training, const std::string& script) const {
+  Outcome meanwhile(const std::string& training, const std::string& script) const {
     return shell(training + " & P=$!; " + script +
                  "; (sleep 120; kill -KILL $P) & W=$!; wait $P; R=$?; kill $W; exit $R");
   }
-  /// Starts `training` as $P and runs `script` once it has logged a step; what beside() returns.
+  /// Starts `training` as $P and runs `script` once it has logged a step; what meanwhile() returns.
   Outcome during(const std::string& training, const std::string& script) const {
-    return beside(training, "until [ -s " + folder_ / "run/log.jsonl" +
-                                " ]; do kill -0 $P || exit 99; sleep 0.02; done; " + script);
+    return meanwhile(training, "until [ -s " + folder_ / "run/log.jsonl" +
+                                   " ]; do kill -0 $P || exit 99; sleep 0.02; done; " + script);
   }
   bool has_model() const {
     return std::filesystem::exists(folder_ / "model/config.json") &&
@@ -129,7 +129,7 @@ TEST_F(TrainFaults, ASecondSignalEndsAtOnce) {
   const Flags slow = {{"model.layers", "6"}, {"model.dim", "128"},    {"model.seq", "256"},
                       {"train.batch", "4"},  {"train.accum", "1000"}, {"train.steps", "2"}};
   const std::string err = folder_ / "err";
-  const Outcome outcome = beside(
+  const Outcome outcome = meanwhile(
       command(slow) + " 2> " + err,
       "until [ -e " + folder_ / "run/config.toml" +
           " ]; do kill -0 $P || exit 99; sleep 0.02; done; sleep 0.5; kill -TERM $P; until [ -s " +
@@ -239,11 +239,11 @@ TEST_F(TrainFaults, ALogThatIsAPipeMayPauseToo) {
 TEST_F(TrainFaults, ASignalEndsTheWaitForAReaderThatNeverReads) {
   const std::string pipe = folder_ / "pipe";
   const Outcome outcome =
-      beside("mkfifo " + pipe + "; exec 3<>" + pipe + "; " +
-                 command({{"train.steps", "3000"}, {"log.every", "1"}}) + " > " + pipe,
-             "until grep -q '\"final\"' " + folder_ / "run/log.jsonl" +
-                 " 2>/dev/null; do kill -0 $P || exit 99; sleep 0.02; done; sleep 0.5; "
-                 "kill -TERM $P");
+      meanwhile("mkfifo " + pipe + "; exec 3<>" + pipe + "; " +
+                    command({{"train.steps", "3000"}, {"log.every", "1"}}) + " > " + pipe,
+                "until grep -q '\"final\"' " + folder_ / "run/log.jsonl" +
+                    " 2>/dev/null; do kill -0 $P || exit 99; sleep 0.02; done; sleep 0.5; "
+                    "kill -TERM $P");
   EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
   EXPECT_TRUE(has(outcome.err, {"SIGTERM: ending soon", "[writer]", "timed out (stdout)"}));
   EXPECT_TRUE(has_model());

@@ -160,9 +160,9 @@ TEST(EmulatedParts, WhatCannotBeToldApartIsNotKnown) {
       EXPECT_GE(r.data_ms, 0.9 * kSlowMs);
     }
   }
-  TrainConfig beside = ranks(2);
-  beside.train.overlap_optimizer = OverlapOptimizer::kBackward;
-  for (const StepRecord& r : run({}, beside)) {
+  TrainConfig overlapping = ranks(2);
+  overlapping.train.overlap_optimizer = OverlapOptimizer::kBackward;
+  for (const StepRecord& r : run({}, overlapping)) {
     EXPECT_TRUE(r.compute_ms.has_value());
     EXPECT_FALSE(r.optimizer_ms.has_value());
     EXPECT_GE(*r.other_ms(), -1e-6);

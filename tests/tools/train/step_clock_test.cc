@@ -14,16 +14,16 @@ using engine::Stream;
 // What a step waits for while it takes its data is no communication.
 TEST(StepClock, WaitsForDataAreTimeOfData) {
   const Stream compute = Stream::meta("compute", engine::DeviceKind::kCpu, {.flops_per_s = 1e9});
-  const Stream beside = compute.sibling("beside");
-  const auto wait_beside = [&](double ms) {
-    beside.wait(compute.record("begin"));
-    beside.launch({.name = "beside", .flops = 1e6 * ms}, [] {});
-    compute.wait(beside.record("end"));
+  const Stream other = compute.sibling("other");
+  const auto wait_for_other = [&](double ms) {
+    other.wait(compute.record("begin"));
+    other.launch({.name = "other", .flops = 1e6 * ms}, [] {});
+    compute.wait(other.record("end"));
   };
   StepClock clock(compute);
-  wait_beside(2);
+  wait_for_other(2);
   clock.lap(StepPart::kData);
-  wait_beside(3);
+  wait_for_other(3);
   compute.launch({.name = "work", .flops = 5e6}, [] {});
   clock.lap(StepPart::kCompute);
   const StepClock::Times times = clock.times();

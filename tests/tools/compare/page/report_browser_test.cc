@@ -76,7 +76,7 @@ TEST_F(Browser, TablesTellTheFiguresOfTheJson) {
             "|1 x 500 B, layernorm|500|; |1 x 400 B, attention|400|; |1 x 300 B, add|300|; "
             "|2 smaller terms1 x 20 B, tokens: 20 B1 x 10 B, targets: 10 B|30|; "
             "optimizer, on the host|2 states x 4 B x 125,000|1,000,000|1,000,000");
-  // The first beside the last, and beside the second, whose optimizer is on the host.
+  // The first compared with the last, and with the second, whose optimizer is on the host.
   const std::string outer = attribute(page, "outer"), inner = attribute(page, "inner");
   expect_has(
       outer,
@@ -245,7 +245,7 @@ TEST_F(Browser, DrawsARealComparison) {
   EXPECT_EQ(of_rows(data, planned).size(), 3u) << "ddp has no gathers for prefetch to hide";
   EXPECT_EQ(marks(page, "communication", "planned"), of_rows(data, planned));
   expect_has(page, {"same plan as ddp prefetch=0", "<dt>load at the start</dt>"});
-  // The first beside the last, and beside the second: what differs, and nothing that does not.
+  // The first compared with the last, and with the second: what differs, and nothing that does not.
   const std::string outer = attribute(page, "outer"), inner = attribute(page, "inner");
   for (const char* row : {"parallel.strategy|ddp|zero3|", "parallel.prefetch|0|1|"}) {
     EXPECT_NE(outer.find(row), std::string::npos) << outer;
