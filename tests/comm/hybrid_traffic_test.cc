@@ -1,4 +1,4 @@
-// That as many bytes cross between processes as plans say.
+// As many bytes cross between processes as plans say.
 #include "comm/hybrid/traffic.h"
 
 #include <gtest/gtest.h>

@@ -36,7 +36,7 @@ void merge(Clock& into, const Clock& from) {
   for (std::size_t uid = 0; uid < from.size(); ++uid) into[uid] = std::max(into[uid], from[uid]);
 }
 
-/// Both clocks as of this generation, the host's knowledge passed on to the stream.
+/// Sets the clocks of both to this generation, the host's knowledge passed on to the stream.
 void enter(Stream& stream, HostThread& thread, int generation) {
   if (stream.clock_generation != generation) {
     stream.clock_generation = generation;

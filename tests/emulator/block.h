@@ -65,7 +65,7 @@ class Block {
   void rest();
   [[noreturn]] void fail(const char* text, Place where);
   void issue(AsyncCopy copy, Place where);
-  /// It is written now, and may be an operand of a product.
+  /// What is at `shared` is written, and may be an operand of a product.
   void note_operand(const void* shared, std::size_t nbytes, Place where);
   void commit();
   std::optional<AsyncCopy> land(int num_pending);

@@ -34,7 +34,7 @@ void ignore_lost_processes();
 
 /// Communicators that were made and neither destroyed nor aborted.
 int live_communicators();
-/// Those that were aborted since reset_nccl().
+/// Communicators that were aborted since reset_nccl().
 int aborted_communicators();
 /// Bytes that all ranks have handed over since reset_nccl(), to be sent or summed: inputs once
 /// each, a message to oneself counts.

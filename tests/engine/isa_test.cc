@@ -1,4 +1,4 @@
-// That each instruction set computes the same.
+// Each instruction set computes the same.
 #include "engine/isa.h"
 
 #include <gtest/gtest.h>

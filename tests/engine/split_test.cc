@@ -116,7 +116,7 @@ class SplitTest : public ::testing::TestWithParam<std::string> {
     run(product_of(a, b, c, accumulate));
   }
 
-  // That every element is within the bound of [Note: three parts of an f32].
+  // Expects that every element is within the bound of [Note: three parts of an f32].
   static void expect_within_bound(const Matrix& a, const Matrix& b, bool accumulate) {
     Matrix c(a.rows, b.cols, false, 3, 1);
     c.fill_normal(3);

@@ -40,7 +40,7 @@ inline std::vector<std::string_view> parts_of(std::string_view input) {
   }
 }
 
-/// Its digits at the start as a number; 0 if there are none.
+/// The digits that `text` starts with, as a number; 0 if there are none.
 inline std::int64_t number_in(std::string_view text) {
   std::int64_t number = 0;
   std::from_chars(text.data(), text.data() + text.size(), number);

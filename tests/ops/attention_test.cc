@@ -51,7 +51,7 @@ struct Case {
     }
     return Tensor::from<std::int32_t>(Memory(), {batch, tokens}, at);
   }
-  // That token t of a sample sees.
+  // The first key that token t of a sample sees.
   std::int64_t first_key(std::int64_t b, std::int64_t t) const {
     std::int64_t begin = 0;
     for (const std::int64_t length : documents_of(b)) {

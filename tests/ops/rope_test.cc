@@ -53,7 +53,7 @@ Values naive_rotation(const Values& x, const std::function<double(std::int64_t r
   return y;
 }
 
-// As above, at positions 0 to tokens - 1 in each sample.
+// naive_rotation() at positions 0 to tokens - 1 in each sample.
 Values naive_rotation(const Values& x, std::int64_t tokens, std::int64_t heads, std::int64_t d,
                       std::int64_t rotated, double base, double direction) {
   const auto in_turn = [=](std::int64_t row) { return static_cast<double>(row % tokens); };

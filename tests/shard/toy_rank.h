@@ -35,7 +35,7 @@ struct ToyRank {
 
   /// A batch of which every element is `value`.
   engine::Tensor input(float value = 1) const { return input(value, value); }
-  /// Another one, whose first element is `first`.
+  /// A batch of which every element is `value`, but the first is `first`.
   engine::Tensor input(float value, float first) const {
     std::vector<float> all(static_cast<std::size_t>(numel), value);
     all.front() = first;

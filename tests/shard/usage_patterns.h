@@ -210,7 +210,7 @@ inline std::vector<Pattern> patterns() {
            h = nested(tape, model, h, 0, [](const engine::Tensor& y) { return y; });
            h = nested(tape, model, h, 1, borrow, step == 1);
            h = nested(tape, model, h, 3, borrow);
-           // The other way round: the owner's region is around all that borrow.
+           // Or the owner's region is around all that borrow.
            h = tape.region(owner.block,
                            [h, &tape, &model, &owner] {
                              return nested(tape, model, h, 2,

@@ -34,7 +34,7 @@ struct Product {
   }
 };
 
-// Those of a 384-wide transformer block at 1024 rows (batch 4), at 256 rows (batch 1), of a
+// The products of a 384-wide transformer block at 1024 rows (batch 4), at 256 rows (batch 1), of a
 // 128-wide one, and of attention heads.
 constexpr Product kProducts[] = {
     {"mlp.c_fc", 1024, 1536, 384},

@@ -26,7 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 
-// One of what is started several times. Empty where it was not built.
+// A program that is started several times. Empty where it was not built.
 std::string program(const std::string& name) {
   return engine::find_runfile("/proc/self/exe", "tools/bench/processes/" + name);
 }

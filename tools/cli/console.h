@@ -39,7 +39,7 @@ class Console {
   /// terminal has not taken what was written before, or has had one less than 100 ms ago.
   void status(std::string_view text);
   bool shows_status() const { return shows_status_; }
-  /// That a line may take on the terminal; none elsewhere, where lines are not for eyes alone.
+  /// How many a line may take on the terminal; none elsewhere, where lines are not for eyes alone.
   std::optional<std::size_t> columns() const;
 
   std::optional<std::error_code> error() const { return writer_.error(); }

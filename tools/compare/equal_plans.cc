@@ -19,7 +19,7 @@
 namespace tessera::tools {
 namespace {
 
-// That act through the plan alone.
+// Whether the option `key` acts through the plan alone.
 bool is_of_the_schedule(const std::string& key) {
   static const std::set<std::string> keys = {"parallel.strategy",
                                              "parallel.shard_ranks",

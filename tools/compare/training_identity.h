@@ -17,7 +17,7 @@ struct TrainingIdentity {
   std::string arithmetic = {};   ///< see arithmetic.h, on the host of compare; empty: not known
 };
 
-/// Those of trainings that start now. Data are read, and programs asked, once for all
+/// The identities of trainings that start now. Data are read, and programs asked, once for all
 /// configurations that have them in common.
 class IdentityNow {
  public:

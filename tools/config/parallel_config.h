@@ -51,7 +51,7 @@ struct ParallelConfig {
   std::chrono::milliseconds deadline() const;
 
   void add_to(FlagSet& flags);
-  /// Those of them that say how processes find and reach each other.
+  /// Adds only the options that say how processes find and reach each other.
   void add_launch_to(FlagSet& flags);
   /// Throws InvalidArgument for values that contradict each other or would have no effect.
   void validate(DeviceChoice device) const;

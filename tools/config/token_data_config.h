@@ -47,18 +47,20 @@ struct TokenDataConfig {
   std::vector<TokenSource> sources() const;
   /// As sources(), but none where neither is given.
   std::vector<TokenSource> given_sources() const;
-  /// Whether its texts are made tokens: a .jsonl, unless its bytes or numbers are asked for.
+  /// Whether the texts of `source` are made tokens: a .jsonl, unless its bytes or numbers are asked
+  /// for.
   bool is_tokenized(const TokenSource& source) const;
-  bool tokenizes() const;  ///< one of given_sources()
-  /// Of the option, or else of the model in `init_from`; none: neither is given, or that folder has
-  /// no tokenizer. Throws IoError as Tokenizer::read().
+  /// Whether one of given_sources() is tokenized.
+  bool tokenizes() const;
+  /// The tokenizer of the option, or else of the model in `init_from`; none: neither is given, or
+  /// that folder has no tokenizer. Throws IoError as Tokenizer::read().
   std::optional<Tokenizer> read_tokenizer(const std::string& init_from) const;
-  /// Of sources(). Throws IoError as TokenFile, encode_documents() and end_token() do, and for a
-  /// .jsonl without a tokenizer.
+  /// The tokens of one of sources(). Throws IoError as TokenFile, encode_documents() and
+  /// end_token() do, and for a .jsonl without a tokenizer.
   TokenFile open(const TokenSource& source, const std::optional<Tokenizer>& tokenizer) const;
-  /// What decides the tokens of open() but for the content of files.
+  /// What decides which tokens open() returns, but for the content of files.
   std::string reading(const TokenSource& source, const std::string& init_from) const;
-  /// As inputs of a run, named by their option: `sources`, and what the tokenizer is read from.
+  /// The inputs of a run, named by their option: `sources`, and what the tokenizer is read from.
   std::vector<RunFile> run_files(const std::vector<TokenSource>& sources) const;
   /// Of given_sources() the files that are there and are not tokenized. Throws IoError as TokenFile
   /// does.

@@ -64,7 +64,7 @@ class TokenFile {
   /// Whether it says itself what its tokens are.
   bool has_header() const { return header_nbytes_ > 0 || !file_; }
   std::int64_t token_nbytes() const { return token_nbytes_; }
-  /// That so many bits can hold.
+  /// The largest that a token of so many bits can be.
   std::int64_t max_possible_token() const {
     return (std::int64_t{1} << (keeps_documents() ? 31 : 8 * token_nbytes_)) - 1;
   }
@@ -79,7 +79,7 @@ class TokenFile {
   void read(std::int64_t first, std::int64_t vocab, std::span<std::int32_t> out) const;
   /// As read(), with kMasked for tokens that are not learned.
   void read_targets(std::int64_t first, std::int64_t vocab, std::span<std::int32_t> out) const;
-  /// Both at once, as many of each.
+  /// What read() and read_targets() give, read at once: as many of each.
   void read(std::int64_t first, std::int64_t vocab, std::span<std::int32_t> tokens,
             std::span<std::int32_t> targets) const;
   /// Reads the whole file once and returns its largest token; of bytes, which all are below a

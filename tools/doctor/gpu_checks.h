@@ -27,7 +27,7 @@ Check check_gpus(const GpuFacts* facts, bool has_driver);
 /// `version`: of NCCL, "2.22.3"; empty if there is none, for the reason `error`.
 Check check_nccl(const std::string& version, const std::string& error, std::size_t num_gpus);
 
-/// Both, of this machine.
+/// What check_gpus() and check_nccl() say of this machine.
 struct Devices {
   Checks checks;
   std::size_t num_gpus = 0;  ///< that this build can use

@@ -25,7 +25,7 @@ namespace {
 
 constexpr const char* kPrefix = "base_model.model.";
 
-// That say nothing of what adapters compute, or are read below.
+// Keys that say nothing of what adapters compute, or are read below.
 const std::set<std::string>& harmless() {
   static const std::set<std::string> kKeys = {"auto_mapping",
                                               "base_model_name_or_path",

@@ -18,8 +18,8 @@ struct KeptFiles {
   std::vector<File> files;
 };
 
-/// Those in `folder`; an empty name: none. Throws IoError naming a file that cannot be read, or has
-/// more than 256 MiB.
+/// What `folder` has of such files; an empty name: none. Throws IoError naming a file that cannot
+/// be read, or has more than 256 MiB.
 KeptFiles read_kept_files(const std::string& folder);
 
 /// Names of files of a tokenizer that are in `folder` and not among `kept`.

@@ -35,7 +35,8 @@ class ModelWeights {
   /// Validates all headers. Throws IoError naming file and tensor, and for shards that were saved
   /// with different models.
   ModelWeights(const std::string& folder, ModelLayout layout);
-  /// Of the one file at `path`, whose tensors are called as `layout` says. Throws as above.
+  /// Of the one file at `path`, whose tensors are called as `layout` says. Throws as
+  /// the constructor.
   static ModelWeights of_file(const std::string& path, ModelLayout layout);
 
   /// Throws one IoError that lists every difference with its file and tensor: missing, unexpected,

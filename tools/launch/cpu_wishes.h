@@ -21,7 +21,7 @@ struct CpuWish {
 struct CpuWishes {
   CpuWish isa = {}, gemm = {}, threads = {};
 
-  /// Those of TESSERA_CPU_ISA, TESSERA_CPU_GEMM and TESSERA_CPU_THREADS.
+  /// What is wished by TESSERA_CPU_ISA, TESSERA_CPU_GEMM and TESSERA_CPU_THREADS.
   static CpuWishes of(const Environment& environment);
 
   /// Throws InvalidArgument that names who asked for what nobody knows.

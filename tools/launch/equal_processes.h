@@ -1,4 +1,4 @@
-// That the processes of a launch are about to do the same.
+// Whether the processes of a launch are about to do the same.
 #pragma once
 
 #include <string>

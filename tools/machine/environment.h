@@ -17,7 +17,7 @@ Environment environment();
 /// The value of one variable of this process; nothing where it is not set.
 std::optional<std::string> environment_variable(const std::string& name);
 
-/// Those of TESSERA_* that something reads.
+/// The variables of TESSERA_* that something reads.
 inline constexpr std::array<std::string_view, 4> kVariablesRead = {
     "TESSERA_CPU_GEMM", "TESSERA_CPU_ISA", "TESSERA_CPU_THREADS", "TESSERA_SECRET"};
 /// The names that begin with TESSERA_ and that nothing reads, as of slips of the keyboard.

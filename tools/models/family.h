@@ -34,8 +34,8 @@ struct ModelConfig {
 
   /// Throws InvalidArgument naming what is out of range, or what the family does not have.
   std::unique_ptr<LanguageModel> make() const;
-  /// Those of the model, and how many of them are trained, which adapters alone are where there
-  /// are some.
+  /// How many elements the parameters of the model have, and those of them that are trained: where
+  /// there are adapters, theirs alone.
   std::int64_t num_parameters() const;
   std::int64_t num_trained() const;
   /// Throws InvalidArgument unless this one of `numbers` is a whole number in [0, 2^24].
@@ -84,7 +84,7 @@ const Families& families();
 
 /// "GPT-2", with "or" between several.
 std::string titles(const Families& of = families());
-/// Those of all families, in order.
+/// The presets of all families, in order.
 std::vector<std::string> preset_names(const Families& of = families());
 /// Those that speed is measured on unless another is named, from small to large.
 const std::vector<std::string>& measured_presets();
@@ -95,7 +95,7 @@ ModelConfig read_model_config(const std::string& folder, const Families& of = fa
 
 /// As a checkpoint keeps it, {"model":"gpt2","layers":3,...}: without a run's choices.
 std::string to_text(const ModelConfig& config);
-/// The other way round. Throws IoError naming `path`, and the key.
+/// Reads what to_text() writes. Throws IoError naming `path`, and the key.
 ModelConfig parse_model_text(std::string_view text, std::string_view path,
                              const Families& of = families());
 

@@ -34,7 +34,7 @@ class LanguageModel : public Model {
 
   // Low-rank adapters.
 
-  /// Those of a layer, which are the same in each; none: adapters cannot be added.
+  /// The linear modules of a layer, alike in all layers; none: adapters cannot be added.
   virtual std::vector<LinearModule> linear_modules() const { return {}; }
   /// Freezes all parameters and adds adapters, which alone are trained: before anything wraps the
   /// model, once. Throws InvalidArgument naming what is out of range, or for a model without

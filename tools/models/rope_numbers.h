@@ -15,7 +15,8 @@ namespace tessera::tools {
 std::vector<ModelFamily::Number> rope_numbers();
 
 std::map<std::string, double> numbers_of(const RopeFileScaling& scaling);
-/// The other way round. Throws InvalidArgument for a rope_scaling that is none.
+/// The scaling that numbers_of() makes `numbers` of. Throws InvalidArgument for a rope_scaling that
+/// is none.
 RopeFileScaling rope_scaling_of(const std::map<std::string, double>& numbers);
 
 /// Throws InvalidArgument, beginning with `where`, for what ops::rope() does not take.

@@ -27,7 +27,7 @@ nlohmann::ordered_json options_of(TrainConfig config) {
   return nlohmann::ordered_json::parse(flags.to_json());
 }
 
-// Those of `b` that are not the same in `a`.
+// The options of `b` that have other values in `a`.
 std::vector<std::pair<std::string, std::string>> changes(const TrainConfig& a,
                                                          const TrainConfig& b) {
   const nlohmann::ordered_json before = options_of(a), after = options_of(b);

@@ -155,7 +155,7 @@ std::string names_text(const std::vector<PlanRow>& rows, const std::vector<std::
   return fmt::format("{} and {}", fmt::join(names, ", "), last);
 }
 
-// Those of `indices` with the smallest size_text().
+// The rows of `indices` with the smallest size_text().
 std::vector<std::size_t> least_of(const std::vector<PlanRow>& rows,
                                   const std::vector<std::size_t>& indices) {
   std::int64_t least = rows[indices.front()].peak_nbytes;

@@ -24,7 +24,7 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 struct Whole {
   const ProbePart* part = nullptr;                      // of the lowest rank that has one
   std::map<std::int64_t, const ProbePart*> parts = {};  // by where they begin
-  const ProbePart* other = nullptr;                     // the same elements, other bits
+  const ProbePart* other = nullptr;                     // the first whose bits differ
 
   // Of what begins at the same element, that of the lowest rank comes first.
   void add(const ProbePart& p, const std::string& path) {

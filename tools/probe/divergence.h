@@ -63,7 +63,7 @@ void check_same_training(const std::map<std::string, std::string>& a,
 struct OptionDifference {
   std::string key, a, b;
 };
-/// But for those that say where output goes and what is told.
+/// The options that differ, but for those that say where output goes and what is told.
 std::vector<OptionDifference> differing_options(const std::map<std::string, std::string>& a,
                                                 const std::map<std::string, std::string>& b);
 

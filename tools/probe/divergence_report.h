@@ -10,7 +10,7 @@
 
 namespace tessera::tools {
 
-/// One of the two that are compared.
+/// One of the two runs that are compared.
 struct DivergenceRun {
   std::string name;  ///< what was asked for: "parallel.strategy=ddp", or a file
   std::string path;  ///< of its record

@@ -88,7 +88,7 @@ void fill_images(const ImageSet& set, const std::vector<std::int64_t>& images, c
   });
 }
 
-// Their labels (N) i32.
+// The labels of images, (N) i32.
 void fill_labels(const ImageSet& set, const std::vector<std::int64_t>& images, const Tensor& host) {
   std::int32_t* label = host.data<std::int32_t>();
   for (const std::int64_t image : images) *label++ = set.labels[static_cast<std::size_t>(image)];

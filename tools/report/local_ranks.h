@@ -20,14 +20,14 @@ struct LocalRanks {
   int num_before = 0;       ///< of other processes on this host, which come before this one
   int num_on_host = count;  ///< of all processes on this host
 
-  /// Their numbers, which follow one another.
+  /// The numbers of this process's ranks, which follow one another.
   std::vector<int> all() const {
     std::vector<int> ranks(static_cast<std::size_t>(count));
     std::iota(ranks.begin(), ranks.end(), first);
     return ranks;
   }
   bool are_all() const { return count == world_size; }
-  /// Those of all processes on this host, whose numbers are taken to follow one another.
+  /// The ranks of all processes on this host, whose numbers are taken to follow one another.
   LocalRanks on_host() const {
     const int begin = std::max(0, std::min(first - num_before, world_size - num_on_host));
     return {.world_size = world_size,

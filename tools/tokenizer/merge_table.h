@@ -30,7 +30,7 @@ class MergeTable {
     }
   }
 
-  /// Its place in the order; kNone for a pair that is not merged.
+  /// The place of a pair in the order; kNone for a pair that is not merged.
   std::uint32_t rank(std::int32_t left, std::int32_t right) const {
     return slots_[find(key_of(left, right))].rank;
   }

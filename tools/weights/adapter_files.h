@@ -41,9 +41,9 @@ void write_adapters(LanguageModel& model, const LoraOptions& options, const std:
 /// What adapters add to the weights of their model: scale B A, in f32.
 class LoraDelta {
  public:
-  /// Of a `model` with adapters of such options, whose values `read` brings.
+  /// For a `model` with adapters of such options, whose values `read` brings.
   LoraDelta(LanguageModel& model, const LoraOptions& options, const ReadParameter& read);
-  /// Of those in `folder`, for a model of `base`. Throws IoError as read_lora() and
+  /// For the adapters in `folder`, of a model of `base`. Throws IoError as read_lora() and
   /// load_adapters().
   LoraDelta(const std::string& folder, const ModelConfig& base);
 

@@ -94,7 +94,7 @@ const std::array<Change, 8> kWays = {{
 
 using Way = std::pair<std::string, HookRun>;
 
-// That all have the gradients and the state of the first.
+// Expects that all have the gradients and the state of the first.
 void expect_equal_bits(const std::vector<Way>& ways) {
   const auto results =
       testing::concurrently(ways, [](const Way& way) { return run_hook(way.second); });

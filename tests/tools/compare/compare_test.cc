@@ -103,7 +103,7 @@ Logs read_logs(const TempFolder& folder, const std::string& configuration, int n
   return logs;
 }
 
-/// That a cell or a part of one tells `value` in `unit`, as exactly as its digits do.
+/// Expects that a cell or a part of one tells `value` in `unit`, as exactly as its digits do.
 void expect_told(const std::string& cells, const std::string& field, double value, double unit) {
   const std::string begin = fmt::format("data-field=\"{}\" data-value=\"", field);
   const std::size_t at = cells.find(begin);

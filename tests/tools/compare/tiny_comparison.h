@@ -8,7 +8,7 @@
 
 namespace tessera::testing {
 
-/// Its data and results lie in `folder`, the latter in "out".
+/// Flags of a comparison whose data and results lie in `folder`, the latter in "out".
 inline Flags tiny_comparison(const TempFolder& folder) {
   std::string text;
   while (text.size() < 2000) text += "In the beginning God created the heaven and the earth.\n";

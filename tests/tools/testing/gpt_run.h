@@ -33,7 +33,7 @@ struct GptRun {
   std::map<std::string, std::vector<float>> parameters;
   std::string params_sha256;
   std::vector<nlohmann::json> records;                ///< of each step, as logged
-  std::vector<std::vector<tools::StepRecord>> steps;  ///< the same of each rank, not only the first
+  std::vector<std::vector<tools::StepRecord>> steps;  ///< of each rank, by rank
 };
 
 /// Of a rank; null: none.

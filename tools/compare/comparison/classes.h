@@ -22,8 +22,8 @@ namespace tessera::tools {
 
 /// What another value of an option does to the numbers of a training.
 enum class OptionEffect {
-  kNone,        ///< the same bits
-  kArithmetic,  ///< the same training, rounded or added up in another way
+  kNone,        ///< equal bits
+  kArithmetic,  ///< an equal training, rounded or added up in another way
   kTraining,    ///< another training
 };
 /// What the option `key` does whatever the others are; see arithmetic_differences() for what

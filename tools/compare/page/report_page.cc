@@ -168,7 +168,7 @@ std::string facts(const ordered_json& data) {
   return items;
 }
 
-// Its class, and a headline of two or three words.
+// The class of the status, and a headline of two or three words.
 std::pair<std::string, std::string> status_of(const ordered_json& data) {
   const auto any = [&](const char* field, const char* inner, const char* value) {
     return std::ranges::any_of(data.at("configurations"), [&](const ordered_json& row) {

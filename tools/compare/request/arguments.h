@@ -14,7 +14,7 @@ inline constexpr char kPairSeparator = '\n';
 /// for a sweep without values, and unless --find-divergence has two.
 std::vector<std::string> joined_arguments(std::span<const char* const> arguments);
 
-/// Those that do not give the option `key` a value.
+/// The `arguments` that do not give the option `key` a value.
 std::vector<std::string> without(const std::vector<std::string>& arguments, const std::string& key);
 
 }  // namespace tessera::tools

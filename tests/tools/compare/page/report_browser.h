@@ -240,7 +240,7 @@ inline std::vector<double> column(const Rows& rows, std::size_t i) {
   return values;
 }
 
-/// That `at`, in pixels, is linear in `values`; returns the pixels of 1.
+/// Expects that `at`, in pixels, is linear in `values`; returns the pixels of 1.
 inline double expect_linear(const std::vector<double>& at, const std::vector<double>& values) {
   EXPECT_EQ(at.size(), values.size());
   if (at.size() != values.size() || values.empty()) return 0;

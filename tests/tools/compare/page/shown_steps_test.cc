@@ -60,7 +60,7 @@ class ShownSteps : public ::testing::Test {
     }
     return result;
   }
-  /// Those whose streams are drawn first.
+  /// The steps whose streams are drawn first.
   static std::vector<std::string> drawn(const ordered_json& shown) {
     ordered_json steps = ordered_json::array();
     for (const std::size_t i : shown.at("streams")) steps.push_back(shown.at("steps").at(i));
