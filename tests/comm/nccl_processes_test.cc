@@ -100,7 +100,7 @@ Backend backend(std::string name, decltype(Backend::run) run, std::vector<int> s
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest,
-                         ::testing::Values(backend("nccl", over_nccl, {1, 2, 3}),
+                         ::testing::Values(backend("nccl", over_nccl, {1, 2, 3, 4}),
                                            backend("threads", by_threads_over_nccl, {4, 6})),
                          backend_name);
 
