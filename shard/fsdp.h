@@ -42,8 +42,7 @@ class Fsdp {
   /// region encloses all others and that owns what no single block owns, e.g. tied embeddings; it
   /// may be null. Initialises the parameters from `options.seed`, and makes the blocks' buffers
   /// those of rank 0. Blocks, parameters, group and stream outlive this object.
-  /// Other calls on `group` come from the thread that drives this object, in one order on all
-  /// ranks.
+  /// Other calls on `group` come from the thread that drives this, in one order on all ranks.
   ///
   /// Throws InvalidArgument for a parameter in two blocks, two parameters of one name, a wrapped
   /// block, memory of another device or stream than `compute`, options out of range, or ranks whose
@@ -58,9 +57,8 @@ class Fsdp {
   // A step. Calls out of order throw InvalidArgument saying which is expected.
 
   /// Starts a step of `num_micro_steps` forward-backward passes, and its first one. Collective if
-  /// blocks have buffers: see FsdpOptions::broadcast_buffers.
-  /// Throws InvalidArgument naming a parameter whose `trainable` was changed without a call of
-  /// trainable_changed().
+  /// blocks have buffers: see FsdpOptions::broadcast_buffers. Throws InvalidArgument naming a
+  /// parameter whose `trainable` was changed without a call of trainable_changed().
   void begin_step(int num_micro_steps = 1, const MicroStep& first = {});
   /// Starts the next pass of the step.
   void next_micro_step(const MicroStep& next = {});
@@ -147,8 +145,7 @@ class Fsdp {
   /// other ranks may give none.
   void load_from(int root, const engine::Parameter& p, std::span<const float> values);
   /// Collective: renews at once all that is gathered or computed with, for programs that write
-  /// masters by their addresses (Flat::master), which nothing here sees. Throws InvalidArgument as
-  /// load().
+  /// masters by their addresses (Flat::master), which nothing here sees. Throws as load().
   void parameters_changed();
   /// Collective, between steps, after the update: `trainable` of some parameters was changed, on
   /// all ranks alike. Cuts their units again, one after the other; values stay, and so does the
@@ -209,8 +206,7 @@ class Fsdp {
   /// not finite; CommError if `update`, as in take_gradients(), differs.
   void take_gradients_early(std::string_view update, EarlyUpdate early);
   /// For an optimizer that dies: an early update is not called any more, and what updates launched
-  /// on other streams than compute is done. While an exception unwinds, aborts the group so that
-  /// nobody waits.
+  /// on other streams than compute is done. While an exception unwinds, aborts as ~Fsdp() does.
   void end_updates() noexcept;
   /// `stream` wrote the masters of `unit`, and what of them lies on the host is written as
   /// `on_host` says: renews the copies that are computed with, and of the root, which the next
