@@ -13,7 +13,7 @@
 
 namespace tessera::comm {
 
-/// [n] on every rank -> [n * size()] in new memory beside `values`, rank by rank, any dtype. Work
+/// [n] on every rank -> [n * size()] in new memory next to `values`, rank by rank, any dtype. Work
 /// of `stream`, which starts once the home of that memory has written `values`; the home waits for
 /// an event recorded after this before it uses the result. If it cannot be enqueued, the group is
 /// aborted and the stream drained before the error is thrown: what was enqueued uses tensors that

@@ -22,7 +22,7 @@
 //
 // [Note: how a world of NCCL ends] A thread of the world polls its communicators: for errors, and
 // for calls that take longer than the deadline since their stream came to them. The first failure
-// aborts all of the process's communicators, so that streams end; see [Note: failures behind a GPU
+// aborts all of the process's communicators, so that streams end; see [Note: failures on a GPU
 // stream]. Thread ranks of one process also compare each call as it is made, as comm:threads, and
 // know who is missing. Ranks of several, threads or not, compare a running hash of their calls in
 // agree() and barrier(), and what each called last, which the control plane tells all of them: see

@@ -7,7 +7,7 @@
 // Counts are elements. Reductions are sums in rank order, in f32: see [Note: rank order] in
 // threads/kernels.cc, and sums_in_rank_order().
 //
-// [Note: failures behind a GPU stream] Waiting on a CPU stream rethrows what failed on it. A GPU
+// [Note: failures on a GPU stream] Waiting on a CPU stream rethrows what failed on it. A GPU
 // that waits for its peers can only be released: its stream then ends without an error and without
 // the data. So after waiting for a CUDA stream call check() before believing what was received.
 #pragma once
@@ -38,7 +38,7 @@ struct Collective {
   enum class Op { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kAllToAll };
 
   Op op;
-  Tensor in, out;  ///< the same one of a broadcast
+  Tensor in, out;  ///< of a broadcast one tensor
   Accumulate accumulate = Accumulate::kNo;
   int root = 0;
   engine::Work work;      ///< one rank's share

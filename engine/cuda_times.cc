@@ -30,7 +30,7 @@ void CudaTimes::end(Pending pending) {
   pending_.push_back(std::move(pending));
 }
 
-// A GPU that is further behind is not asked at each launch.
+// A GPU that is late by more launches is not asked at each.
 void CudaTimes::end_launch(CudaMark begin, Work work, std::uint64_t ticket) {
   end({.begin = std::move(begin), .work = std::move(work), .ticket = ticket});
   if (pending_.size() <= settle_above_) return;

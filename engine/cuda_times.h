@@ -46,8 +46,8 @@ class CudaTimes {
 
   /// Where what is enqueued next begins.
   CudaMark begin();
-  /// It was enqueued: a launch, a wait (for `flag`, which is kept until then), or nothing, to know
-  /// the time.
+  /// What follows `begin` was enqueued: a launch, a wait (for `flag`, which is kept until then), or
+  /// nothing, to know the time.
   void end_launch(CudaMark begin, Work work, std::uint64_t ticket);
   void end_wait(CudaMark begin, std::shared_ptr<HostFlag> flag = nullptr);
   void end_time(std::shared_ptr<StreamTime> time);

@@ -81,7 +81,7 @@ MemoryStats with_peaks_of(MemoryStats now, const MemoryStats& earlier);
 
 class Memory {
  public:
-  /// See above.
+  /// Times the most that was ever in use at one time: what is held from the system at most.
   static constexpr double kMaxReserved = 1.5;
 
   /// Memory of the CPU. Throws InvalidArgument for half an allocator.

@@ -20,7 +20,7 @@ inline __device__ std::uint32_t pack_bf16(float low, float high) {
 #endif
 }
 
-/// The one of two.
+/// The bf16 in the lower half of `pair`, or in the upper, as f32.
 inline __device__ float low_bf16(std::uint32_t pair) { return std::bit_cast<float>(pair << 16); }
 inline __device__ float high_bf16(std::uint32_t pair) {
   return std::bit_cast<float>(pair & 0xFFFF0000u);

@@ -31,7 +31,8 @@ struct RowScales {
   std::int64_t step;
 };
 
-/// dlogits = (or +=) scale (softmax - onehot) of all rows, from the stats. Matrices as above.
+/// dlogits = (or +=) scale (softmax - onehot) of all rows, from the stats. `logits` and `dlogits`
+/// as in cross_entropy_forward_cuda().
 void cross_entropy_gradient_cuda(const engine::Stream& stream, const CrossEntropyRows& rows,
                                  const engine::DeviceMatrix& logits,
                                  const engine::DeviceMatrix& dlogits, const RowScales& scales,

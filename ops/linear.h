@@ -30,9 +30,9 @@ engine::Tensor linear_gelu(engine::Tape& tape, const engine::Tensor& x, engine::
 /// else sees. y (..., O). The tape and, but for what follows, the bits of the two. On a GPU no
 /// gradient of GELU's output is stored: it is multiplied with the slope of GELU where the gradient
 /// of h = x W_in + b_in goes. Both are one product where a choice by time has found that to be
-/// faster, as above and in bf16 alone; the slope is then of the product before it is rounded, so
-/// that the gradient of h differs by up to 2^-7 |dy W_out^T| besides its own rounding. Use
-/// linear_gelu() where GELU's output is used twice. Saves what the two do.
+/// faster, as in linear_gelu() and in bf16 alone; the slope is then of the product before it is
+/// rounded, so that the gradient of h differs by up to 2^-7 |dy W_out^T| besides its own rounding.
+/// Use linear_gelu() where GELU's output is used twice. Saves what the two do.
 engine::Tensor gelu_mlp(engine::Tape& tape, const engine::Tensor& x, engine::Parameter& w_in,
                         engine::Parameter& b_in, engine::Parameter& w_out, engine::Parameter* b_out,
                         WeightLayout layout = WeightLayout::kInOut);

@@ -131,7 +131,7 @@ template <class Op>
   _mm512_storeu_si512(p, rounded(low, high));
 }
 
-// Those of a row; returns their sum by lane.
+// The probabilities of a row, as pairs; returns their sum by lane.
 [[gnu::always_inline, TESSERA_BF16]] inline __m512 row_to_pairs(const float* scores, Pair* p,
                                                                 const RowKeys& keys, __m512 units,
                                                                 __m512 largest) {
@@ -176,7 +176,7 @@ template <class Op>
     }
   }
   _mm512_mask_storeu_ps(largest_of_rows + row, lanes, largest);
-  float subtracted[kFloats];  // a load from behind a masked store waits for it
+  float subtracted[kFloats];  // a load of what a masked store wrote waits for it
   _mm512_storeu_ps(subtracted, largest);
   for (std::int64_t r = 0; r < count; ++r) {
     Pair* const p_of_row = p + (row + r) * ld / 2;

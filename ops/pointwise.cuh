@@ -90,7 +90,7 @@ void launch_elements(const engine::Stream& stream, T* out, bool accumulate, cons
                         accumulate, f, inputs, numel);
 }
 
-// And `sums` of the columns of `out` (rows, cols), in parts.
+// Writes `out` (rows, cols), and `sums` of its columns, in parts.
 template <class F, class T>
 void launch_elements_and_sums(const engine::Stream& stream, T* out, bool accumulate, const F& f,
                               const PointwiseInputs<T, F::kNumInputs>& inputs, float* sums,

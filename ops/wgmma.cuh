@@ -78,17 +78,17 @@ inline __device__ int panel_at(int row, int column) {
   return row * kPanelColumns + (((column / 8) ^ (row % 8)) * 8 + column % 8);
 }
 
-/// Of an operand that begins at `shared`, as far as the swizzle is left out.
+/// The descriptor of an operand whose first element would be at `shared` without the swizzle.
 inline __device__ std::uint64_t operand_at(const void* shared) {
   constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
   constexpr std::uint64_t kStrides = std::uint64_t{kAtomNbytes / 16} << 32 | std::uint64_t{1} << 16;
   return kSwizzle128 | kStrides | (shared_address(shared) & 0x3FFFFu) >> 4;
 }
-/// The operand `nbytes` further on.
+/// The descriptor of the operand `nbytes` further on.
 inline __device__ std::uint64_t advance(std::uint64_t operand, int nbytes) {
   return operand + static_cast<std::uint64_t>(nbytes / 16);
 }
-/// To the next 16 k of an operand.
+/// Bytes from 16 k of an operand to the next 16, K-major and MN-major.
 inline constexpr int kNextKMajor = 32, kNextMnMajor = 16 * kPanelRowNbytes;
 
 /// Writes two elements of an operand.

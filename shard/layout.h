@@ -20,7 +20,7 @@ inline constexpr std::int64_t kAlignmentNumel = 128;
 struct Segment {
   std::size_t parameter;         ///< index into the layout's parameters
   std::int64_t parameter_begin;  ///< first element, counted in the parameter
-  std::int64_t shard_begin;      ///< the same element, counted in the shard
+  std::int64_t shard_begin;      ///< first element, counted in the shard
   std::int64_t numel;
 
   friend bool operator==(const Segment&, const Segment&) = default;

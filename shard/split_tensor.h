@@ -21,7 +21,7 @@ namespace tessera::shard {
 class SplitTensor {
  public:
   SplitTensor() = default;
-  /// All of it in one place, which counts as the device. `whole`: (numel).
+  /// A tensor that is all in one place, which counts as the device. `whole`: (numel).
   SplitTensor(engine::Tensor whole);  // NOLINT(google-explicit-constructor): it is one
   /// Uninitialised. `host_fraction` of the elements, rounded to a multiple of kAlignmentNumel,
   /// lie in `host`.

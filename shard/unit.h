@@ -35,7 +35,7 @@ struct UnitContext {
   engine::Stream reduce;  ///< reductions of gradients
   FsdpOptions options;
   std::shared_ptr<GradientCheck> check = nullptr;  ///< if the options ask for it
-  std::unique_ptr<Offload> offload = nullptr;      ///< the same
+  std::unique_ptr<Offload> offload = nullptr;      ///< if the options ask for it
   /// On a GPU that offloads sums: where their squares are added, before they leave, for
   /// reduce_norm(). Cleared before each step.
   engine::Tensor norm_words = {};

@@ -40,9 +40,9 @@ class Client {
   void say_left(int rank) noexcept;
   bool has_left(int process, int rank) const;
   std::string last_call(int process, int rank) const;
-  /// The others learn that this process has left. At the end, once.
+  /// Tells the other processes that this one has left. At the end, once.
   void leave();
-  /// By one (1), or by one less (-1).
+  /// Counts one pause more (1), or one less (-1).
   void change_pauses(int change) noexcept;
 
  private:

@@ -47,7 +47,7 @@ class Connection {
 
   /// Once nothing will come any more: 0 where the peer has closed, or an error number.
   std::optional<int> ended() const { return ended_; }
-  /// That of a process, as a message says it.
+  /// How the connection of a process ended, as a message says it.
   std::string end_text() const;
 
  private:

@@ -94,7 +94,7 @@ class Control {
   /// What `rank` of this process called last, at most 200 bytes of it. The others know it within a
   /// second.
   void say_call(std::string_view text, int rank = 0) noexcept;
-  /// That `rank` of this process calls no more. The others know it within a second.
+  /// Says that `rank` of this process calls no more. The others know it within a second.
   void say_left(int rank) noexcept;
   /// Whether that process has left in order, or its `rank` has said so.
   bool has_left(int process, int rank = 0) const;

@@ -24,7 +24,7 @@ namespace {
 
 // How long others are waited for at an end where they have got everything.
 constexpr std::chrono::seconds kLastWords{1};
-// Those who have not come yet.
+// How long those are waited for who have not come yet.
 constexpr std::chrono::seconds kLastWordsToLate{2};
 
 }  // namespace

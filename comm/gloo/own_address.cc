@@ -44,7 +44,7 @@ struct Interface {
   bool is_loopback = false;
 };
 
-// Those that are up, an address each; IPv4 first.
+// The interfaces that are up, an address each; IPv4 first.
 std::vector<Interface> interfaces() {
   ifaddrs* list = nullptr;
   engine::require<engine::CommError>(::getifaddrs(&list) == 0,

@@ -144,7 +144,7 @@ struct NcclRank {
 
 class NcclProcessGroup final : public NcclGroup {
  public:
-  // That one of `own` in the group `name`, which it has joined with `communicators` as `rank`.
+  // The group of `own` that is called `name`, which it has joined with `communicators` as `rank`.
   NcclProcessGroup(std::shared_ptr<NcclRank> own, int rank, std::vector<int> members,
                    std::string name, NcclCommunicators communicators)
       : NcclGroup(rank, static_cast<int>(members.size()), own->gpu, own->process->options,

@@ -476,7 +476,7 @@ class CublasLt {
       stream.synchronize();
       return std::chrono::duration<double, std::milli>(Clock::now() - begin).count() / num_runs;
     };
-    constexpr double kBatch_ms = 2;  // long beside the time it takes to start and to wait
+    constexpr double kBatch_ms = 2;  // long compared with a start and a wait
     time(1);                         // loads its code
     const int num_runs = static_cast<int>(std::clamp(kBatch_ms / time(1), 1.0, 20.0));
     return std::min(time(num_runs), time(num_runs));

@@ -117,7 +117,7 @@ bool is_of_vector(const MatrixView<const float>& a) {
   return gemm_choice().is_direct && a.rows == 1 && !a.transposed;
 }
 
-// Those beyond the direct ones, that have sides enough.
+// Products that are split in parts of bf16: not direct ones, and of sides that are long enough.
 std::optional<SplitProduct> split_product(const MatrixView<const float>& a,
                                           const MatrixView<const float>& b,
                                           const MatrixView<float>& c, bool accumulate) {

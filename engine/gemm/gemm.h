@@ -87,7 +87,7 @@ void gemm(MatrixView<const float> a, MatrixView<const float> b, MatrixView<float
 
 /// C = AB or C += AB for any mix of f32 and bf16 storage, with sums in f32; a bf16 C is rounded
 /// once: bf16(AB) or bf16(C + AB). `bias` (N) is added to each row of a C that is assigned and not
-/// transposed. bf16 beside f32 is widened, as are both where the CPU does not multiply bf16.
+/// transposed. bf16 that meets f32 is widened, as are both where the CPU does not multiply bf16.
 /// `scratch`: gemm_scratch_nbytes() of the same product, 256-byte aligned; null if they are 0.
 template <class A, class B, class C>
 void gemm(Products& products, std::byte* scratch, MatrixView<const A> a, MatrixView<const B> b,

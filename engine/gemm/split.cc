@@ -14,8 +14,8 @@ constexpr std::int64_t kSide = kPackSide, kLanes = 16;
 // Columns of A that are packed at a time: with more C is read and written less often. What is
 // packed fits a second-level cache of 2 MiB beside as much of C.
 constexpr std::int64_t kMaxDepth = 512, kMaxScratch = 1 << 20;
-// Sides from which on tiles gain although packing takes long beside few of them. Attention's tiles
-// have fewer rows, and ask for no scratch.
+// Sides from which on tiles gain: for few tiles packing takes longer than they save. Attention's
+// tiles have fewer rows, and ask for no scratch.
 constexpr std::int64_t kMinSplitSide = 64;
 
 constexpr std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }

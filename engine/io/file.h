@@ -102,7 +102,7 @@ class AtomicFile {
   std::string path_;
   std::string temporary_;  // empty once renamed
   FileDescriptor file_;
-  FileDescriptor lock_;  // the same opening: holds the lock from flush() to the new name
+  FileDescriptor lock_;  // a copy of file_: holds the lock from flush() to the new name
 };
 
 }  // namespace tessera::engine

@@ -5,7 +5,7 @@
 
 namespace tessera::engine {
 
-/// Its name, of at most 64 bytes; "?" where it has none.
+/// The name of this machine, of at most 64 bytes; "?" where it has none.
 std::string host_name();
 
 }  // namespace tessera::engine

@@ -86,9 +86,9 @@ struct Manifest {
 
 /// JSON, which ends in its own checksum.
 std::string to_text(const Manifest& manifest);
-/// The other way round. Throws IoError naming `path` and what is wrong: damaged, malformed, ranges
-/// out of their tensor, chunks without a checksum, a name with a slash; and InvalidArgument for
-/// what a newer version wrote.
+/// Reads what to_text() writes. Throws IoError naming `path` and what is wrong: damaged, malformed,
+/// ranges out of their tensor, chunks without a checksum, a name with a slash; and InvalidArgument
+/// for what a newer version wrote.
 Manifest parse_manifest(std::string_view text, std::string_view path);
 
 }  // namespace tessera::shard

@@ -19,7 +19,7 @@
 
 namespace tessera::shard {
 
-/// Those of an Fsdp: none, one, or several that step_together(), in any order that stays.
+/// The optimizers of an Fsdp: none, one, or several that step_together(), in any order that stays.
 class Optimizers : public std::vector<Optimizer*> {
  public:
   Optimizers() = default;
@@ -57,7 +57,7 @@ struct OwnedTensor {
 };
 std::vector<OwnedTensor> owned_tensors(const Flat& flat, const CheckpointPart& part);
 
-/// Those of this rank. Masters and states are the engine's own, not copies. Between steps.
+/// The pieces of this rank. Masters and states are the engine's own, not copies. Between steps.
 /// Throws InvalidArgument for two buffers of one name.
 std::vector<CheckpointPiece> pieces_of(std::span<const CheckpointPart> parts);
 

@@ -48,7 +48,7 @@ struct Columns {
     }
     return sum;
   }
-  // What is left of column c beside those before it: its norm, and what that was.
+  // What is left of column c without those before it: its norm, and what that was.
   std::pair<double, double> project(std::int64_t c, int passes) const {
     const double before = std::sqrt(dot(c, c));
     for (int pass = 0; pass < passes; ++pass) {

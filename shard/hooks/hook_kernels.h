@@ -21,7 +21,7 @@ void launch_add_error(const engine::Stream& stream, const engine::Tensor& input,
 void launch_draw(const engine::Stream& stream, const engine::Tensor& out,
                  const engine::RandomStream& random, const std::string& detail);
 
-/// What becomes of a column in which nothing is left beside those before it.
+/// What becomes of a column of which nothing is left, as those before it make it up.
 struct LostColumns {
   bool replaced = false;             ///< by numbers of `random` if so, else by zero
   engine::RandomStream random = {};  ///< elements from matrix.numel() on

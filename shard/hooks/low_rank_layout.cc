@@ -25,7 +25,7 @@ bool pays(std::int64_t rows, std::int64_t cols, std::int64_t rank, double min_ra
          static_cast<double>(rows) * static_cast<double>(cols);
 }
 
-// Those of [begin, begin + numel) that lie in `held`, counted from `begin`.
+// The elements of [begin, begin + numel) that lie in `held`, counted from `begin`.
 Range part_in(const Range& held, std::int64_t begin, std::int64_t numel) {
   const std::int64_t first = std::max(held.begin, begin);
   const std::int64_t end = std::min(held.begin + held.numel, begin + numel);

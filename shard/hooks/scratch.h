@@ -13,7 +13,7 @@ namespace tessera::shard {
 
 class Scratch {
  public:
-  /// The one of `stream`, made for the first that asks; it lives as long as somebody holds it.
+  /// The scratch of `stream`, made for the first that asks; it lives as long as somebody holds it.
   static std::shared_ptr<Scratch> of(const engine::Stream& stream, const engine::Memory& memory);
 
   Scratch(const engine::Stream& stream, const engine::Memory& memory);

@@ -211,7 +211,7 @@ class Optimizer : private FlatUser {
     std::vector<SplitTensor> states;
     std::vector<std::int32_t> groups;                              // -1: not updated here
     std::shared_ptr<const std::vector<std::int32_t>> step_groups;  // -1: nor is it in this step
-    engine::Tensor groups_on_gpu;                                  // the same
+    engine::Tensor groups_on_gpu;                                  // step_groups
     bool is_updated = false;                                       // in this step
   };
   friend struct TogetherStep;  // step_together.h

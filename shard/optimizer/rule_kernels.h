@@ -11,7 +11,7 @@
 namespace tessera::shard {
 
 /// Groups of parameters that one optimizer can have: more than anyone needs, and few enough that
-/// what is kept of each counts for nothing beside the parameters.
+/// what is kept of each counts for nothing compared with the parameters.
 inline constexpr std::size_t kMaxGroups = 65536;
 
 /// How the gradient becomes its clipped mean, for kernels. A step whose norm says that a gradient
