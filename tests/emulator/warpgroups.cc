@@ -98,7 +98,7 @@ std::string Warpgroups::read(const AsyncProxy& proxy, const Operand& operand, Un
               chunk.address);
         case AsyncProxy::Sight::kUnordered:
           return fmt::format(
-              "wgmma reads shared memory at {} with no barrier after its writer's "
+              "wgmma reads shared memory at {} with no barrier behind its writer's "
               "fence_async_proxy",
               chunk.address);
       }

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <utility>
 
-#include "tools/machine/environment.h"
+#include "tools/machine/environment_variable.h"
 
 namespace tessera::tools {
 namespace {

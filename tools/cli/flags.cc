@@ -15,7 +15,7 @@
 #include "engine/io/text.h"
 #include "tools/cli/option_names.h"
 #include "tools/cli/toml_file.h"
-#include "tools/machine/environment.h"
+#include "tools/machine/environment_variable.h"
 
 namespace tessera::tools {
 namespace {

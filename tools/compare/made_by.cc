@@ -17,7 +17,7 @@
 
 #include "engine/io/text.h"
 #include "tools/machine/cpu_model.h"
-#include "tools/machine/environment.h"
+#include "tools/machine/environment_variable.h"
 #include "tools/machine/limits.h"
 
 namespace tessera::tools {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
-#include <cstdlib>
 #include <system_error>
 
 namespace tessera::tools {
@@ -19,11 +18,6 @@ Environment environment() {
     all.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
   return all;
-}
-
-std::optional<std::string> environment_variable(const std::string& name) {
-  const char* const value = std::getenv(name.c_str());
-  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
 
 std::vector<std::string> unread_variables(const Environment& environment) {

@@ -1,10 +1,8 @@
-// What launchers, Bazel and people leave in the environment of a program, which nothing else reads,
-// and what of it nothing heeds.
+// What launchers and people leave in the environment of a program, and what of it nothing heeds.
 #pragma once
 
 #include <array>
 #include <map>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,8 +12,6 @@ namespace tessera::tools {
 using Environment = std::map<std::string, std::string>;
 /// Of this process.
 Environment environment();
-/// The value of one variable of this process; nothing where it is not set.
-std::optional<std::string> environment_variable(const std::string& name);
 
 /// The variables of TESSERA_* that something reads.
 inline constexpr std::array<std::string_view, 4> kVariablesRead = {

@@ -4,6 +4,10 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <optional>
+
+#include "tools/machine/environment_variable.h"
+
 namespace tessera::tools {
 namespace {
 
