@@ -39,14 +39,14 @@ def clean_commit(part):
 # Texts and numbers, in which // and quotes are no comment and no text. Whole lines of comments go with their line.
 _TEXT_OR_NUMBER = r'R"([^()\\\s]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|\d[\w.\']*'
 _COMMENT = r"^[ \t]*//[^\n]*\n|[ \t]*//[^\n]*|/\*.*?\*/"
-_READ_BY_TOOLS = r"NOLINT|clang-format|\\$"  # the last: a comment that goes on
+_READ_BY_TOOLS = r"NOLINT|clang-format|^/\*\w+=\*/$|\\$"  # the last two: of an argument, and one that goes on
 
 
 def without_comments(source):
     """The text of C++ without comments, but for those that tools read."""
     def code_of(match):
         is_kept = match.group("comment") is None or re.search(_READ_BY_TOOLS, match.group(), flags=re.MULTILINE)
-        return match.group() if is_kept else ""
+        return match.group() if is_kept else " " * match.group().startswith("/*")
 
     return re.sub("%s|(?P<comment>%s)" % (_TEXT_OR_NUMBER, _COMMENT), code_of, source, flags=re.MULTILINE | re.DOTALL)
 
