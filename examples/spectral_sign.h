@@ -17,9 +17,10 @@ struct SpectralSign : tessera::shard::Optimizer {
   SpectralSign(tessera::shard::Fsdp& fsdp, float decay,
                std::function<bool(const tessera::engine::Parameter&)> updates = {})
       : Optimizer(fsdp, {"spectral sign", {"momentum"}, {{"all"}}, {}, std::move(updates)}),
-        decay(decay) {}
+        decay(decay) {
+    tessera::engine::require(!fsdp.compute().device().is_cuda(), "[spectral_sign] not for GPUs");
+  }
   float decay;
-
   void update_unit(UnitUpdate& update) override {
     const auto& flat = update.flat;
     const auto of = [](const auto& part) { return part.device().template data<float>(); };
@@ -43,7 +44,6 @@ struct SpectralSign : tessera::shard::Optimizer {
       });
     }
   }
-
   static double largest_singular_value(const tessera::engine::Tensor& matrix) {
     std::vector<double> v(static_cast<std::size_t>(matrix.numel() / matrix.shape().rows()), 1);
     auto squares = static_cast<double>(v.size());  // |v|^2 of v = A^T A v / |v|
