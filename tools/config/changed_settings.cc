@@ -18,8 +18,10 @@ constexpr std::string_view kNotCompared[] = {
 // themselves.
 constexpr std::string_view kToldOtherwise[] = {"parallel.ranks", "parallel.threads",
                                                "parallel.cpu_ranks", "data.path", "data.mix"};
-constexpr std::string_view kMovesSamples[] = {"data.format=",       "data.order=", "data.packing=",
-                                              "data.val_fraction=", "model.seq=",  "train.seed="};
+constexpr std::string_view kMovesSamples[] = {
+    "data.end=",          "data.field=",  "data.format=",  "data.loss=",     "data.order=",
+    "data.packing=",      "data.prompt=", "data.special=", "data.template=", "data.tokenizer=",
+    "data.val_fraction=", "model.seq=",   "train.seed="};
 
 /// "section.key" to value.
 std::map<std::string, std::string> settings_of(std::string_view toml) {

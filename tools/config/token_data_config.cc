@@ -23,6 +23,8 @@ namespace tessera::tools {
 using engine::IoError;
 using engine::require;
 
+constexpr std::string_view kPrefix = "data.";
+
 void TokenDataConfig::add_to(FlagSet& flags) {
   flags.add("data.path", &path,
             {.help = "text file (bytes are tokens), .bin token file of llm.c, nanoGPT or "
@@ -42,7 +44,7 @@ void TokenDataConfig::add_to(FlagSet& flags) {
            {"bytes", TokenFormat::kBytes},
            {"uint16", TokenFormat::kUInt16},
            {"uint32", TokenFormat::kUInt32}}});
-  documents.add_to(flags, "data.");
+  documents.add_to(flags, std::string(kPrefix));
   flags.add("data.tokenizer", &tokenizer,
             {.help = "folder of a model with tokenizer.json, or with GPT-2's vocab.json and "
                      "merges.txt, or a tokenizer.json, whose tokens the data are: makes them of a "
@@ -113,9 +115,11 @@ std::vector<TokenSource> TokenDataConfig::given_sources() const {
   const auto tokenized = [this](const TokenSource& source) { return is_tokenized(source); };
   require(!documents.is_given() || std::ranges::any_of(sources, tokenized),
           "[config] expected a .jsonl in data.path or data.mix, and no data.format, with "
-          "data.field, data.prompt, data.template, data.loss or data.end, got {}",
-          sources.empty() ? "neither" : sources.front().path);
-  if (documents.is_given()) static_cast<void>(documents.fields());  // or throws
+          "data.field, data.prompt, data.template, data.loss, data.special or data.end, got {}",
+          sources.empty() ? "neither"
+          : mix.empty()   ? sources.front().path
+                          : mix);
+  if (documents.is_given()) static_cast<void>(documents.fields(kPrefix));  // or throws
   return sources;
 }
 
@@ -140,16 +144,24 @@ std::optional<Tokenizer> TokenDataConfig::read_tokenizer(const std::string& init
   return std::nullopt;
 }
 
-TokenFile TokenDataConfig::open(const TokenSource& source,
-                                const std::optional<Tokenizer>& tokens) const {
-  if (!is_tokenized(source)) return TokenFile(source.path, format);
-  require<IoError>(tokens.has_value(),
+namespace {
+
+void check_tokenizer(const TokenSource& source, bool is_known) {
+  require<IoError>(is_known,
                    "[config] expected the tokenizer of the texts in a .jsonl, got none: give "
                    "--data.tokenizer, or the folder of a model that has one as --init.from; or "
                    "train on its bytes as they are with --data.format=bytes (data.tokenizer, {})",
                    source.path);
-  return {source.path, encode_documents(source.path, documents.fields(), *tokens,
-                                        {.end = documents.end_token(*tokens)})};
+}
+
+}  // namespace
+
+TokenFile TokenDataConfig::open(const TokenSource& source,
+                                const std::optional<Tokenizer>& tokens) const {
+  if (!is_tokenized(source)) return TokenFile(source.path, format);
+  check_tokenizer(source, tokens.has_value());
+  return {source.path, encode_documents(source.path, documents.fields(kPrefix), *tokens,
+                                        documents.ends(*tokens, kPrefix))};
 }
 
 std::string TokenDataConfig::reading(const TokenSource& source,
@@ -159,8 +171,9 @@ std::string TokenDataConfig::reading(const TokenSource& source,
   for (const std::string& option :
        {documents.field, documents.prompt, documents.chat_template, documents.end,
         documents.loss == LearnedPart::kAll ? std::string("all") : "",
+        documents.special ? std::string("special") : "",
         tokenizer.empty() ? init_from : tokenizer}) {
-    text += '\n' + option;
+    text += '\0' + option;
   }
   return text;
 }
@@ -169,7 +182,17 @@ std::vector<RunFile> TokenDataConfig::run_files(const std::vector<TokenSource>& 
   std::vector<RunFile> files;
   for (const TokenSource& source : sources)
     files.push_back({mix.empty() ? "data.path" : "data.mix", source.path});
-  if (!tokenizer.empty()) files.push_back({"data.tokenizer", resolve_user_path(tokenizer)});
+  if (tokenizer.empty()) return files;
+  const std::string at = resolve_user_path(tokenizer);
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(at, ignored)) {
+    files.push_back({"data.tokenizer", at});
+    return files;
+  }
+  constexpr std::string_view kNames[] = {"/tokenizer.json", "/tokenizer_config.json", "/vocab.json",
+                                         "/merges.txt"};
+  for (RunFile& file : tools::files_of("data.tokenizer", at, kNames))
+    files.push_back(std::move(file));
   return files;
 }
 
@@ -192,6 +215,18 @@ std::vector<std::string> TokenDataConfig::check_heads(const DataFit& fit) const 
   const std::size_t num_given = given_sources().size();
   require(!packing || num_given > 0,
           "[config] expected data.path, of documents, with data.packing, got none");
+  for (const TokenSource& source : given_sources()) {
+    if (!is_tokenized(source)) continue;
+    check_tokenizer(source, !tokenizer.empty() || !fit.init_from.empty());
+    for (const TokenFile& file : files) {
+      require<IoError>(!file.is_bytes(),
+                       "[data] expected sources of one kind of tokens, got text in {} and those of "
+                       "a tokenizer in {} (data.mix)",
+                       file.path(), source.path);
+    }
+  }
+  require(tokenizer.empty() || num_given > 0,
+          "[config] expected data.path or data.mix with data.tokenizer, got neither");
   check_files(files, fit, packing && files.size() == num_given);
   std::vector<std::string> lines;
   for (const TokenFile& file : files) {

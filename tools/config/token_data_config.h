@@ -56,7 +56,7 @@ struct TokenDataConfig {
   /// that folder has no tokenizer. Throws IoError as Tokenizer::read().
   std::optional<Tokenizer> read_tokenizer(const std::string& init_from) const;
   /// The tokens of one of sources(). Throws IoError as TokenFile, encode_documents() and
-  /// end_token() do, and for a .jsonl without a tokenizer.
+  /// DocumentConfig::ends() do, and for a .jsonl without a tokenizer.
   TokenFile open(const TokenSource& source, const std::optional<Tokenizer>& tokenizer) const;
   /// What decides which tokens open() returns, but for the content of files.
   std::string reading(const TokenSource& source, const std::string& init_from) const;

@@ -10,7 +10,7 @@ namespace tessera::tools {
 
 using engine::require;
 
-ChatTemplate::ChatTemplate(std::string_view pattern) {
+ChatTemplate::ChatTemplate(std::string_view pattern, std::string_view option) {
   const std::string_view all = pattern;
   std::string text;
   int num_contents = 0;
@@ -40,15 +40,15 @@ ChatTemplate::ChatTemplate(std::string_view pattern) {
       require(
           c != '{' && c != '}' && c != '\\',
           "[chat_template] expected {{role}}, {{content}}, \\n, \\t, \\\\, {{{{ or }}}}, got {} in "
-          "{} (template)",
-          engine::excerpt(pattern), engine::excerpt(all));
+          "{} ({})",
+          engine::excerpt(pattern), engine::excerpt(all), option);
       text += c;
       pattern.remove_prefix(1);
     }
   }
   require(num_contents == 1,
-          "[chat_template] expected {{content}} once, got it {} times in {} (template)",
-          num_contents, engine::excerpt(all));
+          "[chat_template] expected {{content}} once, got it {} times in {} ({})", num_contents,
+          engine::excerpt(all), option);
   pieces_.push_back({std::move(text), Piece::kEnd});
 }
 

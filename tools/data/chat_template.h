@@ -19,8 +19,8 @@ struct DocumentPart {
 class ChatTemplate {
  public:
   /// In `pattern` \n, \t and \\ stand for a line break, a tab and a backslash, and {{ and }} for
-  /// braces. Throws InvalidArgument for what is no pattern.
-  explicit ChatTemplate(std::string_view pattern);
+  /// braces. Throws InvalidArgument for what is no pattern, naming `option`.
+  explicit ChatTemplate(std::string_view pattern, std::string_view option = "template");
 
   /// Appends a message to `parts`: {content} and what comes after it are learned if `is_learned`.
   /// Neighbours of which both are learned, or both are not, are one part.

@@ -95,7 +95,7 @@ void check_data_fit(const TokenFile& file, const DataFit& fit) {
   if (fit.format == TokenFormat::kBytes) return;
   const std::string head = file.head(kHeadNbytes);
   // In no format that is read here, whatever was asked for.
-  require<IoError>(file.is_bytes() || fit.format == TokenFormat::kUInt16 ||
+  require<IoError>(file.is_bytes() || file.has_header() || fit.format == TokenFormat::kUInt16 ||
                        likely_nbytes(head, file.token_nbytes()) != 8,
                    "[data] expected token ids of 16 or 32 bits, got what looks like 64: write them "
                    "again, with numpy as ids.astype('uint16').tofile(...) ({}, {})",
@@ -115,8 +115,8 @@ void check_mix_fit(std::span<const TokenFile> files, const DataFit& fit, bool pa
                      first.format(), first.path(), file.format(), file.path());
   }
   require(!packing || files.empty() || std::ranges::any_of(files, &TokenFile::keeps_documents),
-          "[data] expected documents to pack, got {}: a file that keeps them apart is written by "
-          "//tools:tokenize with --documents or --prompt (data.packing, {})",
+          "[data] expected documents to pack, got {}: a .jsonl keeps them apart, and a file that "
+          "//tools:tokenize writes with --documents, --prompt or --template (data.packing, {})",
           files.empty() ? "" : files.front().format(), files.empty() ? "" : files.front().path());
 }
 

@@ -2,6 +2,8 @@
 
 #include <cstddef>
 
+#include "engine/error.h"
+
 namespace tessera::tools {
 
 std::span<const std::uint32_t> DocumentEncoder::encode(const Document& document) {
@@ -14,7 +16,11 @@ std::span<const std::uint32_t> DocumentEncoder::encode(const Document& document)
   if (ends_.special) add(tokenizer_.before(), parts.front().is_learned);
   for (const DocumentPart& part : parts) {
     ids_.clear();
-    encoder_.encode(part.text, /*add_special_tokens=*/false, ids_);
+    try {
+      encoder_.encode(part.text, /*add_special_tokens=*/false, ids_);
+    } catch (const engine::Error& error) {
+      engine::fail<engine::IoError>("{} (of {})", error.what(), document.place);
+    }
     add(ids_, part.is_learned);
   }
   const bool is_last_learned = parts.back().is_learned;
@@ -29,6 +35,7 @@ DocumentTokens encode_documents(const std::string& path, const DocumentFields& f
   DocumentTokens all;
   visit_documents(path, fields,
                   [&](const Document& document) { all.add(encoder.encode(document)); });
+  all.tokens.shrink_to_fit();
   return all;
 }
 

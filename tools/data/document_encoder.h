@@ -38,8 +38,8 @@ class DocumentEncoder {
   std::vector<std::uint32_t> marked_;
 };
 
-/// All documents of the .jsonl at `path`. Throws IoError as visit_documents() and encode(), and
-/// when there are no tokens.
+/// All documents of the .jsonl at `path`; maybe none. Throws IoError as visit_documents() and
+/// encode().
 DocumentTokens encode_documents(const std::string& path, const DocumentFields& fields,
                                 const Tokenizer& tokenizer, const DocumentEnds& ends);
 

@@ -97,6 +97,15 @@ std::string text_at(json& object, const std::string& key, const std::string& pla
   return std::move(found->get_ref<std::string&>());
 }
 
+// As OpenAI's files have it: a message of weight 0 is only read.
+bool has_weight(const json& message, const std::string& place) {
+  const auto found = message.find("weight");
+  if (found == message.end() || found->is_null()) return true;
+  require<IoError>(found->is_number() && (*found == 0 || *found == 1),
+                   "[documents] expected a weight of 0 or 1, got another value ({})", place);
+  return *found == 1;
+}
+
 void add_messages(json& object, const DocumentFields& fields, const std::string& place,
                   std::vector<DocumentPart>& parts) {
   const auto found = object.find(fields.text);
@@ -110,10 +119,18 @@ void add_messages(json& object, const DocumentFields& fields, const std::string&
     require<IoError>(message.is_object(),
                      "[documents] expected a message with role and content, got another value ({})",
                      at);
+    for (const char* const call : {"tool_calls", "function_call"}) {
+      const auto value = message.find(call);
+      require<IoError>(value == message.end() || value->is_null() || value->empty(),
+                       "[documents] expected messages of text, got {}, which no template here "
+                       "writes ({})",
+                       call, at);
+    }
     const std::string role = text_at(message, "role", at),
                       content = text_at(message, "content", at);
-    fields.chat->add(role, content, /*is_learned=*/role == "assistant", parts);
+    fields.chat->add(role, content, has_weight(message, at) && role == "assistant", parts);
   }
+  if (parts.empty()) parts.push_back({"", /*is_learned=*/false});
 }
 
 std::vector<DocumentPart> parts_of(json& object, const DocumentFields& fields,
@@ -148,7 +165,8 @@ void visit_documents(const std::string& path, const DocumentFields& fields,
                      const std::function<void(const Document&)>& use) {
   if (!is_jsonl(path)) {
     const DocumentPart all{engine::read_text_file(path, kMaxDocumentNbytes)};
-    return use({.parts = std::span(&all, 1), .remark = check_is_text(all.text, path)});
+    return use(
+        {.parts = std::span(&all, 1), .place = path, .remark = check_is_text(all.text, path)});
   }
   check_is_text(first_bytes(path), path);
   visit_lines(path, [&](std::string_view line, const std::string& place) {
@@ -158,7 +176,7 @@ void visit_documents(const std::string& path, const DocumentFields& fields,
     require<IoError>(value.is_object(), "[documents] expected a JSON object, got otherwise ({})",
                      place);
     const std::vector<DocumentPart> parts = parts_of(value, fields, place);
-    use({.parts = parts});
+    use({.parts = parts, .place = place});
   });
 }
 

@@ -18,6 +18,7 @@ bool is_jsonl(std::string_view path);
 /// A document in order, in texts of which each is learned or only read; at least one.
 struct Document {
   std::span<const DocumentPart> parts;
+  std::string_view place;   ///< of its file, and line
   std::string remark = {};  ///< what is odd of the file that it is all of, for people; may be empty
 
   std::int64_t nbytes() const;
@@ -38,7 +39,8 @@ struct DocumentFields {
 /// Calls `use` with each document of the file at `path`: with what `fields` says of each line of a
 /// .jsonl, which must be a JSON object, empty lines left out; otherwise with all of the file.
 /// Throws IoError naming the file, and the line: unreadable, no text but a file of another kind, in
-/// UTF-16, over 1 GiB at once, no such text, no such messages.
+/// UTF-16, over 1 GiB at once, no such text, no such messages. Of a message role, content and
+/// weight are read, and one that calls tools is none.
 void visit_documents(const std::string& path, const DocumentFields& fields,
                      const std::function<void(const Document& document)>& use);
 

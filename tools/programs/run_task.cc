@@ -61,18 +61,15 @@ void plan_run(const FlagSet& flags, Task& task, const Launch& launch) {
   if (!start.shortage.empty()) fmt::print("{}\n", start.shortage);
 }
 
-// How often training sees its samples.
+// How often training sees its samples; empty: that is no one number.
 std::string epochs_text(const Task& task, const Ranks& ranks) {
   const StepConfig& train = task.config().train;
   const std::int64_t per_step = train.batch * train.accum * ranks.size, num = task.num_samples();
+  if (num == 0) return "";
   const double epochs = double(train.steps) * double(per_step) / double(num);
-  return num == 0 ? ""
-                  : fmt::format("training: {} steps of {} samples, {:.{}f} epochs{}", train.steps,
-                                per_step, epochs, epochs < 10 ? 2 : 0,
-                                per_step > num ? fmt::format("; a step has more than the {} that "
-                                                             "there are",
-                                                             num)
-                                               : "");
+  const std::string text = fmt::format("training: {} steps of {} samples, {:.{}f} epochs",
+                                       train.steps, per_step, epochs, epochs < 10 ? 2 : 0);
+  return per_step <= num ? text : fmt::format("{}; a step has more than all {}", text, num);
 }
 
 // What is known before the ranks start.

@@ -8,7 +8,6 @@
 
 #include "engine/error.h"
 #include "engine/io/file.h"
-#include "engine/io/text.h"
 #include "tools/cli/run_files.h"
 #include "tools/planning/require_memory.h"
 #include "tools/report/run_log.h"
@@ -84,13 +83,13 @@ std::optional<Tokenizer> TransformerConfig::read_tokenizer() const {
 
 TokenMix TransformerConfig::dataset(const ModelConfig& sizes,
                                     const std::optional<Tokenizer>& tokenizer) const {
+  std::int64_t nbytes = 0;
   for (const TokenSource& source : data.given_sources()) {
-    if (!data.is_tokenized(source)) continue;
-    // A token of 4 bytes has about as many of text.
-    require_memory(engine::InputFile(source.path).nbytes(),
-                   "the tokens of " + engine::escaped(source.path),
-                   "write them to a file by //tools:tokenize where there is more");
+    if (data.is_tokenized(source)) nbytes += engine::InputFile(source.path).nbytes();
   }
+  // A token of 4 bytes has about as many of text, and memory that grows is there twice.
+  require_memory(2 * nbytes, "the tokens of .jsonl files",
+                 "write them to a file by //tools:tokenize where there is more");
   const std::int64_t seq = model.seq == 0 ? sizes.seq : model.seq;
   return data.dataset(data_fit(sizes), seq, train.seed, tokenizer);
 }

@@ -12,6 +12,7 @@
 #include "engine/io/text.h"
 #include "tools/cli/flags.h"
 #include "tools/cli/main.h"
+#include "tools/config/token_text.h"
 #include "tools/data/data_fit.h"
 #include "tools/data/token_mix.h"
 #include "tools/models/family.h"
@@ -58,10 +59,6 @@ void show(const DataConfig& config, const TokenMix& data,
       decoder.reset();
       return rest;
     }
-    require(*id < tokenizer->vocab_size(),
-            "[data] expected tokens of the tokenizer, which has {}, got {}: of which are the data? "
-            "(data.tokenizer)",
-            tokenizer->vocab_size(), *id);
     if (!decoder) decoder.emplace(*tokenizer, /*skip_special=*/false);
     return decoder->next(*id);
   };
@@ -96,7 +93,7 @@ void run(int argc, char** argv) {
           "[data] expected sequences below the {} that are kept for validation, got {} from {} on "
           "(show)",
           data.num_val_sequences(), config.count, config.show);
-  if (!tokenizer && !data.is_bytes()) tokenizer = config.data.read_tokenizer(config.init_from);
+  if (!tokenizer && !data.is_bytes()) tokenizer = tokenizer_of(config.data, config.init_from, data);
   show(config, data, tokenizer);
 }
 

@@ -32,9 +32,9 @@ using engine::require;
 struct Config {
   std::string tokenizer, out;
   DocumentConfig lines{.end = "none"};
-  bool special = true, documents = false;
+  bool documents = false;
 
-  bool keeps_documents() const { return documents || lines.fields().reads_only(); }
+  bool keeps_documents() const { return documents || lines.fields("").reads_only(); }
 
   void add_to(FlagSet& flags) {
     flags.add("tokenizer", &tokenizer,
@@ -47,9 +47,6 @@ struct Config {
     flags.add("documents", &documents,
               {.help = "keeps documents apart in the file: each is learned by itself, and not as a "
                        "part of one long text"});
-    flags.add(
-        "special", &special,
-        {.help = "with the tokens that the tokenizer puts around a text, such as a first one"});
   }
 };
 
@@ -83,10 +80,11 @@ void check(const Config& config, const std::vector<std::string>& inputs) {
   const auto num_jsonl = std::ranges::count_if(inputs, is_jsonl);
   DocumentConfig others = config.lines;
   others.end = DocumentConfig{}.end;
+  others.special = DocumentConfig{}.special;
   require(num_jsonl > 0 || !others.is_given(),
           "[tokenize] expected a .jsonl with --field, --prompt, --template or --loss, got {}",
           engine::excerpt(inputs.front()));
-  require(!config.lines.fields().reads_only() || num_jsonl == std::ssize(inputs),
+  require(!config.lines.fields("").reads_only() || num_jsonl == std::ssize(inputs),
           "[tokenize] expected .jsonl alone with --prompt or --template, of which other files have "
           "none, got {} others",
           std::ssize(inputs) - num_jsonl);
@@ -111,9 +109,8 @@ void run(int argc, char** argv) {
   if (!flags.parse(words.flags, std::cout)) return;
   check(config, words.inputs);
   const Tokenizer tokenizer = Tokenizer::read(resolve_user_path(config.tokenizer));
-  const DocumentFields fields = config.lines.fields();
-  DocumentEncoder encoder(tokenizer,
-                          {.special = config.special, .end = config.lines.end_token(tokenizer)});
+  const DocumentFields fields = config.lines.fields("");
+  DocumentEncoder encoder(tokenizer, config.lines.ends(tokenizer, ""));
   const bool keeps_documents = config.keeps_documents();
   TokenWriter writer(tokenizer.vocab_size(), keeps_documents);
   std::int64_t num_documents = 0, nbytes = 0, num_read_only = 0;

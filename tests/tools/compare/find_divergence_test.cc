@@ -264,7 +264,8 @@ TEST_F(FindDivergence, AnInputIsNeitherReplacedNorRemoved) {
   const std::string data = "[config] expected data.path to name no file of the search";
   for (const std::string name : {"a/probe.jsonl", "a/log.jsonl", "mine.txt"}) {
     folder_.write("out/divergence/" + name, text);
-    refused({"ddp", "zero3"}, {{"data.path", out + "/" + name}}, data, name, text);
+    const Flags as_bytes = {{"data.path", out + "/" + name}, {"data.format", "bytes"}};
+    refused({"ddp", "zero3"}, as_bytes, data, name, text);
     fs::create_hard_link(flags_.at("data.path"), out + "/" + name);
     refused({"ddp", "zero3"}, {}, data, name, text);
     fs::create_symlink(flags_.at("data.path"), out + "/" + name);
@@ -274,7 +275,8 @@ TEST_F(FindDivergence, AnInputIsNeitherReplacedNorRemoved) {
   fs::create_directory_symlink(folder_ / "r", out + "/a");
   fs::create_directory(folder_ / "r");
   const std::string elsewhere = folder_.write("r/probe.jsonl", text);
-  refused({"ddp", "zero3"}, {{"data.path", elsewhere}}, data, "a/probe.jsonl", text);
+  refused({"ddp", "zero3"}, {{"data.path", elsewhere}, {"data.format", "bytes"}}, data,
+          "a/probe.jsonl", text);
   fs::remove(out + "/a");
   const std::string json = "divergence.json", bytes = "train.lr = 0.01\n";
   folder_.write("out/divergence/" + json, text);

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/error.h"
@@ -32,8 +34,8 @@ TEST(TokenDataConfig, EveryFlagSetsItsOwnField) {
       std::vector<const char*>{"--data.path=a.bin", "--data.mix=b.bin:2", "--data.format=uint32",
                                "--data.order=sequential", "--data.val_fraction=0.25",
                                "--data.packing", "--data.field=f", "--data.prompt=p",
-                               "--data.template={content}", "--data.loss=all", "--data.end=<e>",
-                               "--data.tokenizer=t"},
+                               "--data.template={content}", "--data.loss=all",
+                               "--data.special=false", "--data.end=<e>", "--data.tokenizer=t"},
       out));
   EXPECT_EQ(c.path, "a.bin");
   EXPECT_EQ(c.mix, "b.bin:2");
@@ -45,6 +47,7 @@ TEST(TokenDataConfig, EveryFlagSetsItsOwnField) {
                                          .prompt = "p",
                                          .chat_template = "{content}",
                                          .loss = LearnedPart::kAll,
+                                         .special = false,
                                          .end = "<e>"}));
   EXPECT_EQ(c.tokenizer, "t");
 }
@@ -96,6 +99,37 @@ TEST_F(Jsonl, IsTokenizedAsItsOptionsSay) {
   EXPECT_EQ(targets(), (Ids{kRead, kRead, 7, 9})) << "no end but the template's";
 }
 
+// Of a tokenizer that ends texts itself.
+TEST_F(Jsonl, AnEndIsNotThereTwice) {
+  nlohmann::json file = testing::small_tokenizer();
+  file["post_processor"] = nlohmann::json::parse(R"({
+      "type": "TemplateProcessing", "pair": [],
+      "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<e>", "type_id": 0}}],
+      "special_tokens": {"<e>": {"id": "<e>", "ids": [9], "tokens": ["<e>"]}}})");
+  folder_.write("tokenizer.json", file.dump());
+  using Ids = std::vector<std::int32_t>;
+  EXPECT_EQ(targets(), (Ids{6, 9, 5, 9}));
+  c_.documents.special = false;
+  EXPECT_EQ(targets(), (Ids{6, 9, 5, 9}));
+  c_.documents.end = "none";
+  EXPECT_EQ(targets(), (Ids{6, 5}));
+}
+
+// As the run does, though it reads no line.
+TEST_F(Jsonl, IsRefusedByAPlanAsByARun) {
+  const auto planned = [&] {
+    return error_of<engine::Error>([&] { c_.check_heads(c_.fit(10, "")); });
+  };
+  c_.mix = c_.path + ":1," + folder_.write("b.txt", "some text of bytes, and some more") + ":1";
+  const std::string path = std::exchange(c_.path, "");
+  EXPECT_TRUE(has(planned(), {"sources of one kind of tokens", "b.txt", "a.jsonl"}));
+  c_.mix = "";
+  EXPECT_TRUE(has(planned(), {"with data.tokenizer, got neither"}));
+  c_.path = path;
+  c_.tokenizer = "";
+  EXPECT_TRUE(has(planned(), {"the tokenizer of the texts in a .jsonl, got none"}));
+}
+
 TEST_F(Jsonl, KeepsDocumentsApart) {
   const TokenMix data = c_.dataset(c_.fit(10, ""), 4, 1, c_.read_tokenizer(""));
   EXPECT_TRUE(data.keeps_documents());
@@ -116,9 +150,13 @@ TEST_F(Jsonl, WhatCannotBeHonouredIsRefused) {
   c_.documents = {.prompt = "ask", .chat_template = "{content}"};
   EXPECT_TRUE(has(error(), {"a template or a prompt, got both"}));
   c_.documents = {.chat_template = "{role}"};
-  EXPECT_TRUE(has(error(), {"{content} once, got it 0 times in {role}"}));
+  EXPECT_TRUE(has(error(), {"{content} once, got it 0 times in {role}", "(data.template)"}));
+  c_.documents = {.prompt = "text"};
+  EXPECT_TRUE(has(error(), {"another key than the text, got text for both (data.prompt)"}));
+  c_.documents = {.loss = LearnedPart::kAll};
+  EXPECT_TRUE(has(error(), {"a prompt or a template with loss=all", "(data.loss)"}));
   c_.documents = {.end = "nothing"};
-  EXPECT_TRUE(has(error(), {"a token of the tokenizer, got nothing (end)"}));
+  EXPECT_TRUE(has(error(), {"a token of the tokenizer, got nothing (data.end)"}));
   c_.documents = {};
   folder_.write("tokenizer_config.json", "{}");
   EXPECT_TRUE(has(error(), {"an eos_token in tokenizer_config.json", "got none"}));

@@ -130,10 +130,22 @@ TEST_F(Documents, OfAChatTheAssistantsWordsAreLearned) {
   EXPECT_EQ(parts(one_line, fields),
             "<system>\nBe brief.</s>\n<user>\n1+1?</s>\n<assistant>\n2</s>\n<user>\n2+{2}?</s>\n"
             "<assistant>\n4</s>\n|");
+  fields.learns_all = false;
+  EXPECT_EQ(parts(R"({"messages": [{"role": "assistant", "content": "a", "weight": 0},)"
+                  R"( {"role": "assistant", "content": "b", "weight": 1, "tool_calls": []}]})",
+                  fields),
+            "[<assistant>\na</s>\n<assistant>\n]b</s>\n|");
+  const DocumentFields bare{.text = "messages", .chat = ChatTemplate("{content}")};
+  EXPECT_EQ(parts(R"({"messages": [{"role": "user", "content": ""}]})", bare), "[]")
+      << "one at least";
   const auto error = [&](std::string_view text) {
     return error_of<IoError>([&] { parts(text, fields); });
   };
   const std::string place = folder_ / "a.jsonl:1";
+  EXPECT_TRUE(has(error(R"({"messages": [{"role": "a", "content": "", "tool_calls": [1]}]})"),
+                  {"messages of text, got tool_calls", "(message 0, ", place}));
+  EXPECT_TRUE(has(error(R"({"messages": [{"role": "a", "content": "", "weight": 0.5}]})"),
+                  {"a weight of 0 or 1", "(message 0, ", place}));
   for (const char* none : {"{}", R"({"messages": []})", R"({"messages": "hello"})"}) {
     EXPECT_TRUE(has(error(none), {"a list of messages at key messages, got ", place}));
   }

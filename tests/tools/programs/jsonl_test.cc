@@ -68,6 +68,12 @@ TEST_F(Jsonl, SamplesAreText) {
   EXPECT_GE(sample.size(), 20U);
 }
 
+TEST_F(Jsonl, StepsAreSaidInEpochs) {
+  EXPECT_TRUE(has(run().out, {"training: 3 steps of 2 samples, 0.19 epochs\n"}));
+  EXPECT_TRUE(has(run({{"train.batch", "64"}}).out,
+                  {"training: 3 steps of 128 samples, 12 epochs; a step has more than all 31\n"}));
+}
+
 // Of all documents alike: "ab cd" and its end are three tokens and five bytes, and of a prompt of
 // "a" nothing is learned.
 TEST_F(Jsonl, ValidationSaysPerplexitiesOfTokensAndOfBytes) {
@@ -98,7 +104,8 @@ TEST_F(Jsonl, AResumedRunSaysThatItsLinesAreReadOtherwise) {
   EXPECT_EQ(run(resumed).out.find("data.loss"), std::string::npos);
   Flags other = resumed;
   other["data.loss"] = "all";
-  EXPECT_TRUE(has(run(other).out, {"  changed: data.loss=\"all\" (was \"completion\")"}));
+  EXPECT_TRUE(has(run(other).out, {"other data", "so a sample is another",
+                                   "  changed: data.loss=\"all\" (was \"completion\")"}));
 }
 
 TEST_F(Jsonl, IsAPartOfAMix) {

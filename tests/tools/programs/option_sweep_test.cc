@@ -90,6 +90,7 @@ std::map<std::string, Row> rows(const std::string& folder) {
       {"data.packing", {"true", kRefused, "expected documents to pack, got text"}},
       {"data.path", {folder + "/other.txt", kBits}},
       {"data.prompt", {"ask", kRefused, "expected a .jsonl in data.path"}},
+      {"data.special", {"false", kRefused, "expected a .jsonl in data.path"}},
       {"data.template", {"{content}", kRefused, "expected a .jsonl in data.path"}},
       {"data.tokenizer", {"nowhere", kRefused, "no tokenizer of data whose tokens are bytes"}},
       {"data.val_fraction", {"0.5", kBits}},

@@ -144,7 +144,7 @@ TEST_F(Tokenize, WhatCannotBeHonouredIsRefused) {
       {{"--tokenizer=.", "--field=words", "--prompt=x", "--out=a.bin", "c.jsonl"},
        "a text at key x, got none ("},
       {{"--tokenizer=.", "--documents", "a.txt"}, "expected --out with --documents, or where"},
-      {{"--tokenizer=.", "--field=words", "--prompt=words", "--out=a.bin", "c.jsonl", "a.txt"},
+      {{"--tokenizer=.", "--field=words", "--prompt=x", "--out=a.bin", "c.jsonl", "a.txt"},
        "expected .jsonl alone with --prompt or --template"},
       {{"--tokenizer=.", "--end=no", "a.txt"}, "a token of the tokenizer, got no"},
       {{"--tokenizer=.", "--other", "a.txt"}, "--other"},

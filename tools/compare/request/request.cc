@@ -121,6 +121,7 @@ void record(Configuration& c, const std::string& launch) {
   c.config.out = "runs/train_transformer";
   TokenDataConfig& data = c.config.data;
   data.path = resolve_user_path(data.path);
+  data.tokenizer = resolve_user_path(data.tokenizer);
   if (!data.mix.empty()) data.mix = mix_option(parse_mix(data.mix));
   c.config.init_from = resolve_user_path(c.config.init_from);
   c.config.lora.from = resolve_user_path(c.config.lora.from);

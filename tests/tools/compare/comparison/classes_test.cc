@@ -84,17 +84,17 @@ TEST_F(CompareClasses, EveryOptionHasAnEffectOfItsOwn) {
       "train.accum_comm",
   };
   const Names training = {
-      "data.end",           "data.field",     "data.format",    "data.loss",
-      "data.mix",           "data.order",     "data.packing",   "data.path",
-      "data.prompt",        "data.template",  "data.tokenizer", "data.val_fraction",
-      "init.from",          "lora.alpha",     "lora.dropout",   "lora.from",
-      "lora.rank",          "lora.targets",   "model.dim",      "model.dropout",
-      "model.heads",        "model.kv_heads", "model.layers",   "model.mlp_dim",
-      "model.preset",       "model.seq",      "model.vocab",    "train.batch",
-      "train.beta1",        "train.beta2",    "train.eps",      "train.grad_clip",
-      "train.loss_mean",    "train.lr",       "train.momentum", "train.optimizer",
-      "train.schedule",     "train.seed",     "train.steps",    "train.warmup",
-      "train.weight_decay",
+      "data.end",          "data.field",         "data.format",    "data.loss",
+      "data.mix",          "data.order",         "data.packing",   "data.path",
+      "data.prompt",       "data.special",       "data.template",  "data.tokenizer",
+      "data.val_fraction", "init.from",          "lora.alpha",     "lora.dropout",
+      "lora.from",         "lora.rank",          "lora.targets",   "model.dim",
+      "model.dropout",     "model.heads",        "model.kv_heads", "model.layers",
+      "model.mlp_dim",     "model.preset",       "model.seq",      "model.vocab",
+      "train.batch",       "train.beta1",        "train.beta2",    "train.eps",
+      "train.grad_clip",   "train.loss_mean",    "train.lr",       "train.momentum",
+      "train.optimizer",   "train.schedule",     "train.seed",     "train.steps",
+      "train.warmup",      "train.weight_decay",
   };
   const Names none = {
       "audit",
