@@ -93,7 +93,7 @@ void run(int argc, char** argv) {
           "[data] expected sequences below the {} that are kept for validation, got {} from {} on "
           "(show)",
           data.num_val_sequences(), config.count, config.show);
-  if (!tokenizer && !data.is_bytes()) tokenizer = tokenizer_of(config.data, config.init_from, data);
+  if (!data.is_bytes()) tokenizer = tokenizer_of(config.data, config.init_from, data);
   show(config, data, tokenizer);
 }
 

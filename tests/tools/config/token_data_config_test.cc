@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -101,12 +100,7 @@ TEST_F(Jsonl, IsTokenizedAsItsOptionsSay) {
 
 // Of a tokenizer that ends texts itself.
 TEST_F(Jsonl, AnEndIsNotThereTwice) {
-  nlohmann::json file = testing::small_tokenizer();
-  file["post_processor"] = nlohmann::json::parse(R"({
-      "type": "TemplateProcessing", "pair": [],
-      "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<e>", "type_id": 0}}],
-      "special_tokens": {"<e>": {"id": "<e>", "ids": [9], "tokens": ["<e>"]}}})");
-  folder_.write("tokenizer.json", file.dump());
+  folder_.write("tokenizer.json", testing::small_tokenizer_with_end(/*is_first=*/false).dump());
   using Ids = std::vector<std::int32_t>;
   EXPECT_EQ(targets(), (Ids{6, 9, 5, 9}));
   c_.documents.special = false;

@@ -105,6 +105,16 @@ TEST_F(Data, RefusesWhatItCannotShow) {
   EXPECT_EQ(other.exit_code, 1);
   EXPECT_TRUE(has(other.err, {"expected tokens of the tokenizer", "which has 10, got 15",
                               "(data.tokenizer, "}));
+  // Of a mix the tokens of each file.
+  const std::string lines = folder_.write("c.jsonl", "{\"text\": \"abc ab\"}\n");
+  const Outcome mixed = show({{"data.path", ""},
+                              {"data.mix", lines + ":1," + (folder_ / "b.bin") + ":1"},
+                              {"data.tokenizer", tokenizer_},
+                              {"data.end", "<e>"},
+                              {"data.val_fraction", "0"}});
+  EXPECT_EQ(mixed.exit_code, 1);
+  EXPECT_TRUE(
+      has(mixed.err, {"expected tokens of the tokenizer", "which has 10, got 15", "b.bin"}));
 }
 
 }  // namespace

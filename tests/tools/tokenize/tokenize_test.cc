@@ -44,12 +44,7 @@ class Tokenize : public ::testing::Test {
   }
   /// Of a tokenizer that puts <e> before a text.
   void put_end_first() const {
-    nlohmann::json file = testing::small_tokenizer();
-    file["post_processor"] = nlohmann::json::parse(R"({
-      "type": "TemplateProcessing", "pair": [],
-      "single": [{"SpecialToken": {"id": "<e>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-      "special_tokens": {"<e>": {"id": "<e>", "ids": [9], "tokens": ["<e>"]}}})");
-    folder_.write("tokenizer.json", file.dump());
+    folder_.write("tokenizer.json", testing::small_tokenizer_with_end(/*is_first=*/true).dump());
   }
   const testing::TempFolder folder_;
 };

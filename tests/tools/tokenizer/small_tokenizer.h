@@ -27,4 +27,18 @@ inline nlohmann::json small_tokenizer() {
               "merges": [["a", "b"], ["ab", "c"], ["c", "d"], ["Ġ", "ab"]]}})");
 }
 
+/// small_tokenizer() that puts <e> before each text, or after it.
+inline nlohmann::json small_tokenizer_with_end(bool is_first) {
+  nlohmann::json file = small_tokenizer(), end, text;
+  end["SpecialToken"] = {{"id", "<e>"}, {"type_id", 0}};
+  text["Sequence"] = {{"id", "A"}, {"type_id", 0}};
+  file["post_processor"] = {
+      {"type", "TemplateProcessing"},
+      {"pair", nlohmann::json::array()},
+      {"single",
+       is_first ? nlohmann::json::array({end, text}) : nlohmann::json::array({text, end})},
+      {"special_tokens", {{"<e>", {{"id", "<e>"}, {"ids", {9}}, {"tokens", {"<e>"}}}}}}};
+  return file;
+}
+
 }  // namespace tessera::testing
