@@ -79,7 +79,7 @@ TEST(FlagValues, NumbersAreTheSameInAFile) {
   }
 }
 
-TEST(FlagValues, ZeroMayBeAllowedBesideARange) {
+TEST(FlagValues, ZeroMayBeAllowedWithARange) {
   const NumberOption option{.help = "x", .min = 0.5, .max = 2, .or_zero = true};
   for (const char* literal : {"0", "0.0", "0.5", "2"}) expect_same<double>(literal, true, option);
   for (const char* literal : {"0.25", "-1", "3"}) expect_same<double>(literal, false, option);

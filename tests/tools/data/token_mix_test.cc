@@ -201,7 +201,7 @@ TEST(TokenMix, ValidationIsThePartsOfAllSources) {
 }
 
 // Of a file without documents all targets are learned.
-TEST(TokenMix, HasDocumentsBesidePlainTokens) {
+TEST(TokenMix, HasDocumentsAndPlainTokens) {
   const TempFolder folder;
   const std::string apart =
       documents(folder, "a.bin", {{{1, 2, 3}, 0}, {{4, 5, 6, 7}, 2}, {{8, 9}, 0}});

@@ -34,7 +34,7 @@ TrainPlan one_step(std::int64_t peak_nbytes) {
   return plan;
 }
 
-TEST(PlanFigures, RatesStandBesideTheirUnits) {
+TEST(PlanFigures, RatesStandNextToTheirUnits) {
   TrainPlan plan = one_step(1);
   plan.steps[0].step_ms = 11.25;
   plan.steps[0].exposed_comm_ms = 3.5;

@@ -91,7 +91,7 @@ TEST_F(AuditCli, AuditsEachKindOfRun) {
   }
 }
 
-TEST_F(AuditCli, TheSummaryHasThePlanBesideWhatWasMeasured) {
+TEST_F(AuditCli, TheSummaryHasThePlanNextToWhatWasMeasured) {
   for (const Flags& more :
        {Flags{}, Flags{{"audit", "true"}}, Flags{{"train.steps", "1"}},
         Flags{{"offload.optimizer", "0.5"}, {"offload.gradients", "1"}, {"train.accum", "2"}},

@@ -259,7 +259,7 @@ StepRecord step_with(std::int64_t step, std::int64_t peak, std::optional<std::in
   return record;
 }
 
-TEST(RunSummary, WhatWasPlannedStandsBesideWhatWasMeasured) {
+TEST(RunSummary, WhatWasPlannedStandsNextToWhatWasMeasured) {
   RunSummary summary;
   std::map<std::int64_t, StepRecord> plan;
   // The run began after step 10; step 11 is its warm-up.

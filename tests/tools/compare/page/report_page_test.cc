@@ -210,7 +210,7 @@ TEST(ReportPage, TheTableTellsFiguresInTheirUnits) {
   EXPECT_TRUE(has(page, {">step, s<", ">peak, GiB<", ">sent, B<", "what was planned."}));
 }
 
-TEST(ReportPage, SaysWhatTheNumbersAreBesideTheirReference) {
+TEST(ReportPage, SaysWhatTheNumbersAreNextToTheirReference) {
   const auto words = [](auto change) {
     ordered_json data = sample_comparison();
     change(data);

@@ -110,7 +110,7 @@ TEST_F(ShownSteps, TracesAreShownInPlaceOfPlans) {
             (Names{"trace zero3 prefetch=1", "trace zero3 prefetch=0"}));
 }
 
-TEST_F(ShownSteps, ATraceBesidePlansIsShownAlone) {
+TEST_F(ShownSteps, ATraceNextToPlansIsShownAlone) {
   const Request r = request({"--strategies=ddp,zero3", "--sweep=parallel.prefetch=1,0"});
   const ordered_json steps = shown(r, {1});
   EXPECT_EQ(drawn(steps), Names{"trace ddp prefetch=0"});

@@ -59,7 +59,7 @@ TEST(TraceSlices, OfManyTheLongestAreKept) {
 }
 
 // From before the step to its end; what changes at one moment is one point.
-TEST(TraceSlices, HaveTheCountersOfMemoryBesideThem) {
+TEST(TraceSlices, HaveTheCountersOfMemoryWithThem) {
   const TempFolder folder;
   const std::string path = folder.write("trace.json", R"([
     {"ph":"X","pid":1,"tid":0,"ts":0,"dur":100,"name":"step 1"},
