@@ -7,51 +7,48 @@ namespace {
 
 void run(int argc, char** argv) {
   FlagSet flags("bench", "Times Tessera next to OpenBLAS, memcpy and PyTorch on this machine.");
-  run_bench(
-      argc, argv, flags, {},
-      {{"rates", bench_rates},
-       {"gemm", bench_gemm, {"samples"}},
-       {"collectives", bench_collectives, {"samples"}},
-       {"flight", bench_flight, {"samples"}},
-       {"replicas", bench_replicas, {"samples"}},
-       {"host", bench_host, {"samples"}},
-       {"ops", bench_ops, {"samples"}},
-       {"prefetch",
-        [](const BenchConfig& config, BenchReport& report) {
-          bench_prefetch(
-              {.model = {.layers = 16, .heads = 4, .dim = 256, .seq = 256}, .batch = 1, .ranks = 2},
-              config, report);
-        },
-        {"rounds", "steps"}},
-       {"offload",
-        [](const BenchConfig& config, BenchReport& report) {
-          bench_offload(
-              {.model = {.layers = 6, .heads = 6, .dim = 384, .seq = 256}, .batch = 1, .ranks = 2},
-              config, report);
-        },
-        {"rounds", "steps"}},
-       {"hooks",
-        [](const BenchConfig& config, BenchReport& report) {
-          bench_hooks({.model = {.layers = 3, .heads = 4, .dim = 128, .seq = 64},
-                       .ranks = 4,
-                       .strategy = "ddp"},
-                      /*num_steps=*/300, config, report);
-        }},
-       {"checkpoint", bench_checkpoint, {"python", "peer"}},
-       {"listeners", bench_listeners, {"rounds", "steps"}},
-       {"plan", bench_plan, {"samples"}},
-       {"processes", bench_processes, {"rounds", "samples", "steps", "python", "peer"}},
-       {"steps",
-        [](const BenchConfig& config, BenchReport& report) {
-          bench_steps(training_rows(), config, report);
-        },
-        {"rounds", "steps", "python", "peer"}},
-       {measured_presets().front(),
-        [](const BenchConfig& config, BenchReport& report) {
-          bench_steps(preset_rows(), config, report);
-        },
-        {"rounds", "steps", "python", "peer"}},
-       {"profile", bench_profile, {"steps"}}});
+  run_bench(argc, argv, flags, {},
+            {{"rates", bench_rates},
+             {"gemm", bench_gemm, {"samples"}},
+             {"collectives", bench_collectives, {"samples"}},
+             {"flight", bench_flight, {"samples"}},
+             {"replicas", bench_replicas, {"samples"}},
+             {"host", bench_host, {"samples"}},
+             {"ops", bench_ops, {"samples"}},
+             {"prefetch",
+              [](const BenchConfig& config, BenchReport& report) {
+                bench_prefetch(prefetch_row(), config, report);
+              },
+              {"rounds", "steps"}},
+             {"offload",
+              [](const BenchConfig& config, BenchReport& report) {
+                bench_offload(offload_row(), config, report);
+              },
+              {"rounds", "steps"}},
+             {"hooks",
+              [](const BenchConfig& config, BenchReport& report) {
+                bench_hooks(hooks_row(), /*num_steps=*/300, config, report);
+              }},
+             {"checkpoint", bench_checkpoint, {"python", "peer"}},
+             {"listeners", bench_listeners, {"rounds", "steps"}},
+             {"plan", bench_plan, {"samples"}},
+             {"processes", bench_processes, {"rounds", "samples", "steps", "python", "peer"}},
+             {"steps",
+              [](const BenchConfig& config, BenchReport& report) {
+                bench_steps(training_rows(), config, report);
+              },
+              {"rounds", "steps", "python", "peer"}},
+             {measured_presets().front(),
+              [](const BenchConfig& config, BenchReport& report) {
+                bench_steps(preset_rows(), config, report);
+              },
+              {"rounds", "steps", "python", "peer"}},
+             {"smollm2-135m",
+              [](const BenchConfig& config, BenchReport& report) {
+                bench_steps(smollm2_rows(), config, report);
+              },
+              {"rounds", "steps", "python", "peer"}},
+             {"profile", bench_profile, {"steps"}}});
 }
 
 }  // namespace

@@ -231,7 +231,8 @@ void bench_trainings(const BenchConfig& config, const Found& found, BenchReport&
       if (found.mpi) add(mpi, ours_over_mpi(row.ranks, options));
       if (found.gloo) add(gloo, ours_over_gloo(row.ranks, options));
       if (!config.python.empty()) {
-        torch.push_back(run_peer({config.python, config.peer}, row, config.steps).median_ms);
+        torch.push_back(
+            run_peer({config.python, config.peer}, row, config.steps).step_ms.median_ms);
       }
     }
     const double ms = median(threads);

@@ -1,5 +1,9 @@
 #include <fmt/format.h>
+#include <malloc.h>
 
+#include <fstream>
+#include <limits>
+#include <string>
 #include <vector>
 
 #include "tools/bench/parts.h"
@@ -26,6 +30,17 @@ class Rounds {
   std::vector<double> medians_, extremes_;
 };
 
+// The most that this process has held since the peak was forgotten; NaN where the system does not
+// tell.
+double peak_mib() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) return std::stod(line.substr(6)) / 1024;
+  }
+  return std::numeric_limits<double>::quiet_NaN();
+}
+void forget_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
+
 }  // namespace
 
 void bench_steps(const std::vector<TrainingRow>& rows, const BenchConfig& config,
@@ -34,29 +49,37 @@ void bench_steps(const std::vector<TrainingRow>& rows, const BenchConfig& config
       "steps",
       fmt::format(
           "Training steps: {} rounds in turn of {} steps each. exposed: compute waiting for "
-          "collectives; torch: PyTorch; ratio: PyTorch's median to ours",
+          "collectives; torch: PyTorch; ratio: PyTorch's median to ours; mib: the most that "
+          "a rank holds in these steps, with its programs and libraries; ours: of the process, a "
+          "rank's part",
           config.rounds, config.steps),
       {"training", "ms", "min_ms", "max_ms", "exposed_ms", "torch_ms", "torch_min_ms",
-       "torch_max_ms", "ratio"});
+       "torch_max_ms", "ratio", "mib", "torch_mib"});
   if (config.python.empty()) {
     report.note("PyTorch is left out: bench.python names no interpreter");
   }
   for (const TrainingRow& row : rows) {
     if (!config.wants(row.name())) continue;
     Rounds ours, peers;
-    std::vector<double> exposed;
+    std::vector<double> exposed, mib, peer_mib;
     for (std::int64_t round = 0; round < config.rounds; ++round) {
-      const TrainingTimes times = run_training(row, config.steps);
+      malloc_trim(0);  // what the row before held
+      int num_ends = 0;
+      const TrainingTimes times = run_training(row, config.steps, nullptr, nullptr, [&] {
+        num_ends++ == 0 ? forget_peak() : mib.push_back(peak_mib() / row.ranks);
+      });
       ours.add(Measurement::of(times.step_ms));
       exposed.push_back(median(times.exposed_comm_ms));
       if (!config.python.empty()) {
-        peers.add(run_peer({config.python, config.peer}, row, config.steps));
+        const PeerRun run = run_peer({config.python, config.peer}, row, config.steps);
+        peers.add(run.step_ms);
+        peer_mib.push_back(run.peak_mib);
       }
     }
     const Measurement mine = ours.result(), peer = peers.result();
     report.row({row.name(), mine.median_ms, mine.min_ms, mine.max_ms, median(exposed),
-                peer.median_ms, peer.min_ms, peer.max_ms,
-                Cell(peer.median_ms / mine.median_ms, 2)});
+                peer.median_ms, peer.min_ms, peer.max_ms, Cell(peer.median_ms / mine.median_ms, 2),
+                Cell(median(mib), 0), Cell(median(peer_mib), 0)});
   }
 }
 

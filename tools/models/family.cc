@@ -41,6 +41,7 @@ const ModelFamily* find_family(const std::string& name, const Families& families
 }  // namespace
 
 std::unique_ptr<LanguageModel> ModelConfig::make() const {
+  require(family != nullptr, "[model] expected a family, got a model of none");
   std::unique_ptr<LanguageModel> model = family->make(*this);
   if (lora.is_on()) model->add_lora(lora);
   return model;

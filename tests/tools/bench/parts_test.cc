@@ -125,6 +125,17 @@ TEST(BenchParts, RefusesOptionsOfPartsThatAreNotRun) {
   EXPECT_TRUE(testing::has(run({"--bench.peer=p.py"}), {"bench.python with bench.peer, got none"}));
 }
 
+TEST(BenchParts, TheRowsOfTheProgramAreModels) {
+  std::vector<TrainingRow> all = {prefetch_row(), offload_row(), hooks_row()};
+  for (const auto& rows : {training_rows(), preset_rows(), smollm2_rows(), process_rows()}) {
+    all.insert(all.end(), rows.begin(), rows.end());
+  }
+  for (const TrainingRow& row : all) {
+    EXPECT_GT(row.model.num_parameters(), 500'000) << row.name();
+  }
+  EXPECT_EQ(smollm2_rows()[0].model.num_parameters(), 134'515'008);
+}
+
 TEST(BenchParts, PrefetchTakesASlotMoreForEachUnitAhead) {
   const std::vector<json> records = records_of(
       bench_prefetch, {"part", "prefetch", "gb_per_s", "link_ms", "ms", "min_ms", "max_ms",

@@ -126,7 +126,8 @@ double GpuBench::peer_ms(const TrainingRow& row, const char* mode, const BenchCo
   }
   try {
     const bool compile = std::string_view(mode) == "compile";
-    return run_peer({config.python, config.peer, compile, left_s}, row, config.steps).median_ms;
+    return run_peer({config.python, config.peer, compile, left_s}, row, config.steps)
+        .step_ms.median_ms;
   } catch (const engine::IoError& e) {
     report.note(fmt::format("PyTorch {}, {}: {}", mode, row.name(), e.what()));
     return kNone;

@@ -8,12 +8,14 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "engine/error.h"
 #include "engine/io/file.h"
 #include "engine/io/json.h"
 #include "shard/placement.h"
+#include "tools/models/family.h"
 
 namespace tessera::tools {
 
@@ -59,7 +61,7 @@ std::string run_program(const std::vector<std::string>& arguments) {
   return output;
 }
 
-Measurement run_peer(const Peer& peer, const TrainingRow& row, std::int64_t num_steps) {
+PeerRun run_peer(const Peer& peer, const TrainingRow& row, std::int64_t num_steps) {
   const std::string& script = peer.script;
   std::vector<std::string> arguments = {peer.python, script};
   if (peer.limit_s > 0) {
@@ -74,6 +76,9 @@ Measurement run_peer(const Peer& peer, const TrainingRow& row, std::int64_t num_
   if (row.param == engine::DType::kBF16) arguments.emplace_back("--bf16");
   if (row.on_gpu) arguments.insert(arguments.end(), {"--device", "cuda"});
   if (peer.compile) arguments.emplace_back("--compile");
+  if (row.model.family != families().front()) {
+    arguments.insert(arguments.end(), {"--llama", nlohmann::json(row.model.numbers).dump()});
+  }
   add("--ranks", row.ranks);
   add("--layers", row.model.layers);
   add("--heads", row.model.heads);
@@ -96,7 +101,9 @@ Measurement run_peer(const Peer& peer, const TrainingRow& row, std::int64_t num_
   require<IoError>(number("params") == static_cast<double>(row.model.num_parameters()),
                    "[peer] expected {} parameters, got {} ({})", row.model.num_parameters(),
                    number("params"), script);
-  return {number("step_ms"), number("min_ms"), number("max_ms")};
+  const bool has_peak = record.contains("peak_mib") && record["peak_mib"].is_number();
+  return {.step_ms = {number("step_ms"), number("min_ms"), number("max_ms")},
+          .peak_mib = has_peak ? number("peak_mib") : std::numeric_limits<double>::quiet_NaN()};
 }
 
 }  // namespace tessera::tools

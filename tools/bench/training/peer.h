@@ -20,9 +20,14 @@ struct Peer {
   std::int64_t limit_s = 0;    ///< ended after so long; 0: never
 };
 
+struct PeerRun {
+  Measurement step_ms;
+  double peak_mib = 0;  ///< that a rank's process held in these steps; NaN where nobody knows
+};
+
 /// Runs the peer on `row`: the same steps on the same device with as many ranks, fully_shard where
-/// the strategy cuts a state, else DistributedDataParallel. Throws IoError if it fails or prints
-/// something else.
-Measurement run_peer(const Peer& peer, const TrainingRow& row, std::int64_t num_steps);
+/// the strategy cuts a state, else DistributedDataParallel; of a family that is not GPT-2 a Llama
+/// of the Python package transformers. Throws IoError if it fails or prints something else.
+PeerRun run_peer(const Peer& peer, const TrainingRow& row, std::int64_t num_steps);
 
 }  // namespace tessera::tools

@@ -75,6 +75,28 @@ const std::vector<TrainingRow>& preset_rows() {
   return kRows;
 }
 
+const std::vector<TrainingRow>& smollm2_rows() {
+  static const std::vector<TrainingRow> kRows = [] {
+    ModelConfig model = preset_config("smollm2-135m");
+    model.seq = 512;
+    return std::vector<TrainingRow>{
+        {.model = model, .batch = 1, .ranks = 2},
+        {.model = model, .batch = 1, .ranks = 2, .param = DType::kBF16},
+    };
+  }();
+  return kRows;
+}
+
+TrainingRow prefetch_row() {
+  return {.model = bench_model(16, 4, 256, 256), .batch = 1, .ranks = 2};
+}
+
+TrainingRow offload_row() { return {.model = bench_model(6, 6, 384, 256), .batch = 1, .ranks = 2}; }
+
+TrainingRow hooks_row() {
+  return {.model = bench_model(3, 4, 128, 64), .ranks = 4, .strategy = "ddp"};
+}
+
 const std::vector<TrainingRow>& process_rows() {
   static const std::vector<TrainingRow> kRows = {
       {.model = bench_model(3, 4, 128, 64), .batch = 6, .ranks = 2},

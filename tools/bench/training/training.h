@@ -41,8 +41,14 @@ ModelConfig bench_model(std::int64_t layers, std::int64_t heads, std::int64_t di
 const std::vector<TrainingRow>& training_rows();
 /// The smallest of measured_presets(), a sequence a rank: seconds a step.
 const std::vector<TrainingRow>& preset_rows();
+/// SmolLM2-135M, a sequence of 512 tokens a rank: seconds a step.
+const std::vector<TrainingRow>& smollm2_rows();
 /// The default model and larger ones, for ranks that are processes.
 const std::vector<TrainingRow>& process_rows();
+/// What prefetch, offload and hooks vary.
+TrainingRow prefetch_row();
+TrainingRow offload_row();
+TrainingRow hooks_row();
 
 /// What rank 0 measured, a value for each timed step. On a GPU nothing inside a step is timed:
 /// step_ms is from the end of one step to the end of the next, which the host launches meanwhile.
