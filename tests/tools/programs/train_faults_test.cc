@@ -388,7 +388,7 @@ TEST_F(TrainFaults, MemoryThatRunsOutIsAnErrorAndNoCrash) {
   // Every so many allocations, at a distance that has no rhythm with a step's.
   for (const std::string all : {"", "+"}) {
     num_passed = 0;
-    for (int n = 3; num_passed < 3; n += n / 40 + 1) {
+    for (int n = 3; num_passed < 3; n += n / 50 + 1) {
       ASSERT_LT(n, 10'000'000);
       std::filesystem::remove_all(folder_ / "run");
       const Outcome outcome = shell(
