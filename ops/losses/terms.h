@@ -48,4 +48,10 @@ struct KlSlope {
   constexpr float operator()(float dy, float t) const { return -dy * t; }
 };
 
+/// 1 / x, and 0 for 0: what a mean over weights of 0 is multiplied with.
+struct InverseOrZero {
+  static constexpr int kNumInputs = 1;
+  constexpr float operator()(float x) const { return select(x == 0, 0.0f, 1.0f / x); }
+};
+
 }  // namespace tessera::ops

@@ -1,7 +1,12 @@
-// Losses of two tensors, and casts, on a GPU: values and gradients of the CPU.
+// Losses of two tensors and of weighted classes, and casts, on a GPU: values and gradients of the
+// CPU.
+#include <cmath>
+
 #include "ops/elementwise/cast.h"
 #include "ops/elementwise/unary.h"
 #include "ops/losses/losses.h"
+#include "ops/losses/weighted_cross_entropy.h"
+#include "tests/ops/naive_cross_entropy.h"
 #include "tests/testing/cuda_op.h"
 
 namespace tessera::ops {
@@ -18,6 +23,23 @@ TEST(CudaLosses, AreThoseOfTheCpu) {
     }
     check_cuda({.inputs = {{rows, 7}, {rows, 7}},
                 .build = [](Tape& t, const auto& x, auto&) { return mse(t, x[0], x[1]); }});
+  }
+}
+
+TEST(CudaWeightedCrossEntropy, IsThatOfTheCpu) {
+  for (const auto& [rows, num_classes] : {std::pair{37, 307}, {1025, 10}, {1, 7}})
+    check_cuda(weighted_case(some_targets(rows, num_classes), num_classes),
+               {.f32 = 3e-6, .bf16 = 3e-6});
+  const OpRun none = run_op(weighted_case(Targets(5, kIgnore), 31), {.on_cuda = true});
+  EXPECT_EQ(none.y, Values{0});
+  EXPECT_EQ(max_abs(none.grads[0]), 0);
+}
+
+// A kernel cannot throw.
+TEST(CudaWeightedCrossEntropy, BadTargetsMakeTheLossNaN) {
+  for (const std::int32_t bad : {31, -1}) {
+    const OpRun run = run_op(weighted_case({3, bad, 30, kIgnore}, 31), {.on_cuda = true});
+    EXPECT_TRUE(std::isnan(run.y[0])) << bad;
   }
 }
 

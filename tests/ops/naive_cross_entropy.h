@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ops/cross_entropy.h"
+#include "ops/losses/weighted_cross_entropy.h"
 #include "tests/testing/gradcheck.h"
 
 namespace tessera::testing {
@@ -65,6 +66,26 @@ inline OpCase linear_case(const Targets& targets, std::int64_t vocab_size, std::
                                                  to_targets(tape.memory(), targets), options);
               },
           .scale = scale};
+}
+
+/// Weights of classes, from 0 to 3.
+inline std::vector<float> some_class_weights(std::int64_t num_classes) {
+  std::vector<float> weights;
+  for (std::int64_t v = 0; v < num_classes; ++v)
+    weights.push_back(v % 5 == 2 ? 0 : static_cast<float>(v * 37 % 24 + 1) / 8);
+  return weights;
+}
+
+/// ops::weighted_cross_entropy of logits (targets, V), with some_class_weights().
+inline OpCase weighted_case(const Targets& targets, std::int64_t num_classes,
+                            std::int32_t ignore = kIgnore) {
+  return {.inputs = {{static_cast<std::int64_t>(targets.size()), num_classes}},
+          .build = [=](Tape& tape, const auto& x, auto&) {
+            const Tensor weights = Tensor::from<float>(
+                tape.memory(), {num_classes}, some_class_weights(num_classes), "class_weights");
+            return ops::weighted_cross_entropy(tape, x[0], to_targets(tape.memory(), targets),
+                                               weights, ignore);
+          }};
 }
 
 struct NaiveLoss {

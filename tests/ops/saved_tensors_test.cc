@@ -31,6 +31,7 @@
 #include "ops/layernorm.h"
 #include "ops/linear.h"
 #include "ops/losses/losses.h"
+#include "ops/losses/weighted_cross_entropy.h"
 #include "ops/mul.h"
 #include "ops/parameter.h"
 #include "ops/relu.h"
@@ -147,6 +148,13 @@ std::vector<Case> cases() {
       {"cross_entropy_rows",
        [](Tape& t, Leaves& l) { return cross_entropy_rows(t, l.x[0], l.tokens); },
        {{{0}, {}, kNbytes + 2 * kStats}}},
+      {"weighted_cross_entropy",  // what rows save, a weight of each, and one over their sum
+       [](Tape& t, Leaves& l) {
+         const std::vector<float> weights = {1, 2, 3, 4, 5, 6, 7, 8};
+         const Tensor of_class = Tensor::from<float>(t.memory(), {kWidth}, weights);
+         return weighted_cross_entropy(t, l.x[0], l.tokens, of_class);
+       },
+       {{{0}, {}, kNbytes + 3 * kStats + 4, 4}}},
       {"linear_cross_entropy",
        [](Tape& t, Leaves& l) { return linear_cross_entropy(t, l.x[0], l.table, l.tokens); },
        {{{0}, {"table"}, kNbytes + kLogits + 2 * kStats},
