@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "engine/dtype.h"
-#include "ops/attention_cuda.h"
+#include "ops/attention_layout.h"
 #include "ops/lanes.h"
 #include "ops/softmax_rows.h"
 #include "ops/vector_math.h"

@@ -73,6 +73,27 @@ g++ $(flags Cflags) -shared -fPIC program.cc $(flags Libs) -lfmt -o program.so
 # shellcheck disable=SC2046
 g++ $(flags Cflags) -fsyntax-only headers.cc
 
+# Those that ops and optimizers of one's own begin with compile alone, too.
+# shellcheck disable=SC2046
+(cd "$prefix/include/tessera" && find ops shard/optimizer -name '*.h' -print0 | xargs -0 -n 1 -P "$(nproc)" g++ $(flags Cflags) -fsyntax-only -w -x c++) ||
+  fail "expected each header to find what it needs, see above"
+
+# What says of itself that it is private is there only where a public header needs it.
+declare -A needed=()
+mapfile -t queue < <(cd "$prefix/include/tessera" && grep -rLE '^//.*\bPrivate to ' . | sed 's|^\./||')
+(($(printf '%s\n' "${queue[@]}" | grep -c '^ops/') > 30)) || fail "expected public headers, got ${queue[*]}"
+while ((${#queue[@]})); do
+  header=${queue[0]}
+  queue=("${queue[@]:1}")
+  if [[ ${needed[$header]:-} ]]; then continue; fi
+  needed[$header]=1
+  mapfile -t -O "${#queue[@]}" queue < <(sed -n 's/^ *#include "\([^" ]*\)".*/\1/p' "$prefix/include/tessera/$header")
+done
+while IFS= read -r header; do
+  [[ ${needed[$header]:-} ]] || fail "expected no private header that no public one includes, got $header"
+done < <(cd "$prefix/include/tessera" && find . -name '*.h' -printf '%P\n' -o -name '*.cuh' -printf '%P\n')
+[[ ${needed[ops/column_sums.h]:-} && ! -e $prefix/include/tessera/ops/attention_cuda.h ]] || fail "expected column_sums.h, and not attention_cuda.h"
+
 # So does what kernels of one's own include, wherever nvcc is.
 for header in ops/pointwise.cuh shard/optimizer/rule_kernels.cuh; do
   [[ -f $prefix/include/tessera/$header ]] || fail "expected $header in the installation"
