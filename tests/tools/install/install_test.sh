@@ -67,6 +67,86 @@ g++ $(flags Cflags) program.cc $(flags Libs) -lfmt -o program
 # shellcheck disable=SC2046
 g++ $(flags Cflags) -shared -fPIC program.cc $(flags Libs) -lfmt -o program.so
 
+# An op and an optimizer of one's own, without nvcc: they compute on CPUs, and a GPU, here one that is not there, is refused.
+cat >own.cc <<'CODE'
+#include <cstdio>
+#include <functional>
+
+#include "comm/meta.h"
+#include "comm/threads.h"
+#include "engine/meta.h"
+#include "ops/pointwise_without_nvcc.h"
+#include "ops/relu.h"
+#include "shard/fsdp.h"
+#include "shard/optimizer/adamw.h"
+#include "shard/optimizer/rule_without_nvcc.h"
+
+using namespace tessera;
+
+struct Cube {
+  static constexpr float value(float x) { return x * x * x; }
+  static constexpr float slope(float x) { return 3 * x * x; }
+};
+
+struct Descent {
+  static constexpr std::size_t kNumStates = 0;
+  struct Step { float lr; };
+  constexpr Step prepare(double lr, double /*weight_decay*/, std::int64_t /*num_steps*/) const { return {float(lr)}; }
+  static constexpr void update(const Step& s, float grad, float& p, float* /*state*/) { p -= s.lr * grad; }
+};
+
+// 1, or 0 with what it says.
+int works(const std::function<void()>& fn) {
+  try {
+    fn();
+    return 1;
+  } catch (const engine::DeviceError& error) {
+    std::printf("%s\n", error.what());
+    return 0;
+  }
+}
+
+// Of the op and of the optimizer, and of those of the library.
+void use(comm::ProcessGroup& world, const engine::Stream& compute) {
+  const engine::Memory memory(compute);
+  engine::Tape tape(memory, compute);
+  const engine::Tensor x = tape.empty({1}, engine::DType::kF32, "x");
+  if (x.device().is_host()) x.data<float>()[0] = 2;
+  engine::Tensor y;
+  const int op = works([&] { y = ops::unary<Cube>(tape, x, "cube", {"cube.forward", 2}, {"cube.backward", 3}); });
+  if (x.device().is_host()) std::printf("%g\n", y.item());
+  const int relu = works([&] { ops::relu(tape, x); });
+  engine::Parameter weight{"weight", {3}};
+  engine::Block block{"block", {&weight}};
+  shard::Fsdp fsdp(world, memory, compute, {&block}, nullptr, {});
+  const int rule = works([&] { shard::RuleOptimizer<Descent>(fsdp, {}, {}, {{.name = "all"}}); });
+  const int adamw = works([&] { shard::AdamW(fsdp, {}); });
+  std::printf("%d %d %d %d\n", op, relu, rule, adamw);
+}
+
+int main() {
+  comm::run_ranks(1, {}, [](comm::ProcessGroup& world) { use(world, engine::Stream::inline_cpu("compute")); });
+  if constexpr (engine::kCudaBuilt) {
+    const auto world = comm::make_meta_rank(0, 1);
+    use(*world, engine::Stream::meta("compute", engine::DeviceKind::kCuda, {}));
+  }
+}
+CODE
+# shellcheck disable=SC2046
+g++ $(flags Cflags) own.cc $(flags Libs) -lfmt -o own
+./own >said
+[[ $(head -2 said) == $'8\n1 1 1 1' ]] || fail "expected ops and optimizers on a CPU, got $(<said)"
+if [[ $(flags Cflags) == *TESSERA_CUDA* ]]; then
+  [[ $(tail -1 said) == "0 1 0 1" ]] || fail "expected what is built without nvcc to be refused on a GPU, and that alone, got $(<said)"
+  [[ $(<said) == *"[pointwise] expected a kernel that nvcc compiled"*"(cube, meta cuda:0)"*"[optimizer] expected kernels that nvcc compiled"* ]] ||
+    fail "expected errors that say what is missing, got $(<said)"
+  # Without these headers the linker says what is missing.
+  sed 's/_without_nvcc\.h/.h/; s|optimizer/rule\.h|optimizer/rule_optimizer.h|' own.cc >undefined.cc
+  # shellcheck disable=SC2046
+  if g++ $(flags Cflags) undefined.cc $(flags Libs) -lfmt -o undefined 2>errors; then fail "expected kernels to be missing"; fi
+  [[ $(<errors) == *pointwise_cuda*Cube* && $(<errors) == *RuleKernels*Descent* ]] || fail "expected the linker to name kernels, got $(<errors)"
+fi
+
 # Every header finds what it includes.
 (cd "$prefix/include/tessera" && find . -name '*.h' ! -name '*cuda*' -printf '#include "%P"\n') | sort >headers.cc
 (($(wc -l <headers.cc) > 30)) || fail "expected all public headers, got $(<headers.cc)"
