@@ -16,20 +16,20 @@
 #include <vector>
 
 #include "comm/threads.h"
+#include "engine/dtype.h"
 #include "engine/error.h"
-#include "engine/io/json.h"
-#include "engine/io/text.h"
 #include "engine/memory.h"
 #include "engine/tape.h"
 #include "shard/fsdp.h"
 #include "tools/cli/flags.h"
 #include "tools/cli/main.h"
+#include "tools/decoding/generator.h"
+#include "tools/decoding/prompts.h"
+#include "tools/decoding/sampler.h"
 #include "tools/generate/eos_tokens.h"
-#include "tools/generate/generator.h"
 #include "tools/generate/memory_need.h"
 #include "tools/generate/ordered_output.h"
-#include "tools/generate/prompts.h"
-#include "tools/io/jsonl.h"
+#include "tools/generate/prompt_words.h"
 #include "tools/launch/cpu_wishes.h"
 #include "tools/models/family.h"
 #include "tools/planning/require_memory.h"
@@ -40,11 +40,13 @@
 namespace tessera::tools {
 namespace {
 
+using engine::DType;
 using engine::require;
 
 struct Config {
   std::string from, adapter, prompt, prompts;
-  std::int64_t tokens = 100, ranks = 1;
+  std::int64_t tokens = 100, ranks = 1, batch = 8;
+  DType param = DType::kF32;
   bool json = false;
   Sampling sampling;
 
@@ -89,39 +91,21 @@ struct Config {
                        "otherwise hold a part each",
                .min = 1,
                .max = 1024});
+    flags.add("batch", &batch,
+              {.help = "prompts that a rank goes on with together, a token of each in a forward; "
+                       "1: one after the other, so that no other prompt has a part in the last "
+                       "bits of a text's logits",
+               .min = 1,
+               .max = 1024});
+    flags.add("precision.param", &param,
+              EnumOption<DType>{"what the model is gathered and computed in, keys and values too; "
+                                "each rank's own part of it stays f32",
+                                {{"f32", DType::kF32}, {"bf16", DType::kBF16}}});
     flags.add("json", &json,
               {.help = "prints a JSON object in a line for each prompt: prompt, text, tokens, and "
                        "end, which is why the text ends (eos, tokens, positions)"});
   }
 };
-
-struct Prompt {
-  std::string text;
-  std::vector<std::int32_t> tokens;
-};
-
-std::vector<Prompt> read_prompts(const Config& config, std::vector<std::string> texts,
-                                 const Tokenizer& tokenizer, const ModelConfig& model) {
-  if (!config.prompts.empty()) texts = read_prompt_file(resolve_user_path(config.prompts));
-  std::vector<Prompt> prompts;
-  Encoder encoder(tokenizer);
-  for (std::string& text : texts) {
-    Prompt& prompt = prompts.emplace_back();
-    prompt.text = std::move(text);
-    encoder.encode(prompt.text, /*add_special_tokens=*/true, prompt.tokens);
-    const std::int64_t count = std::ssize(prompt.tokens);
-    require(count >= 1 && count <= model.seq,
-            "[generate] expected a prompt of 1 to {} tokens, the positions of the model, got {} "
-            "(prompt {}: {})",
-            model.seq, count, prompts.size(), engine::excerpt(prompt.text, 60));
-    const std::int32_t largest = std::ranges::max(prompt.tokens);
-    require(largest < model.vocab,
-            "[generate] expected a tokenizer of the model's {} tokens, got token {} (prompt {}: "
-            "{})",
-            model.vocab, largest, prompts.size(), engine::excerpt(prompt.text, 60));
-  }
-  return prompts;
-}
 
 void check(const Config& config, const FlagSet& flags, const std::vector<std::string>& texts) {
   require(!config.from.empty(), "[generate] expected --from=FOLDER, got none (from)");
@@ -135,13 +119,15 @@ void check(const Config& config, const FlagSet& flags, const std::vector<std::st
   }
 }
 
-/// What the prompts become: texts one after the other, or records.
+/// What the prompts become: texts one after the other, or records. Each text is written by one
+/// thread.
 class Writer {
  public:
   Writer(const Tokenizer& tokenizer, const std::vector<Prompt>& prompts, bool json)
       : tokenizer_(tokenizer),
         prompts_(prompts),
         json_(json),
+        decoders_(prompts.size()),
         output_(prompts.size(),
                 [is_terminal = ::isatty(STDOUT_FILENO) != 0](std::string_view text) {
                   const std::string safe = is_terminal ? without_commands(text) : std::string(text);
@@ -149,39 +135,35 @@ class Writer {
                   return std::fflush(stdout) == 0;
                 }) {}
 
-  // Goes on with prompt `i`; `go_on` generates, and hands over tokens as they come. False when
-  // nobody reads any more.
-  template <class GoOn>
-  bool write(std::size_t i, const GoOn& go_on) {
-    StreamDecoder decoder(tokenizer_);
-    std::string whole;
-    // What a token is can depend on those before it: some begin with a space only there.
-    for (const std::int32_t token : prompts_[i].tokens) decoder.next(token);
-    const auto add = [&](const std::string& text) {
-      if (json_) whole += text;
-      return output_.add(i, json_ ? "" : text);
-    };
-    if (!json_ && prompts_.size() > 1) {
-      output_.add(i, fmt::format("{}==> {} <==\n", i > 0 ? "\n" : "", i + 1));
+  // Text `i` goes on with `token`. False when nobody reads any more.
+  bool add(std::size_t i, std::int32_t token) {
+    return output_.add(i, json_ ? "" : decoder(i).next(token));
+  }
+  void end(std::size_t i, const Continuation& made) {
+    if (json_) {
+      output_.end(i, record_of(prompts_[i], text_of(prompts_[i], made, &tokenizer_), made).line());
+    } else {
+      output_.end(i, decoder(i).finish() + "\n");
     }
-    const Continuation made = go_on([&](std::int32_t token) { return add(decoder.next(token)); });
-    add(decoder.finish());
-    return output_.end(i, json_ ? record(i, whole, made) : "\n");
   }
 
  private:
-  std::string record(std::size_t i, const std::string& text, const Continuation& made) const {
-    return JsonRecord()
-        .add("prompt", std::string_view(prompts_[i].text))
-        .add("text", std::string_view(text))
-        .add_literal("tokens", fmt::format("[{}]", fmt::join(made.tokens, ",")))
-        .add("end", name_of(made.end))
-        .line();
+  StreamDecoder& decoder(std::size_t i) {
+    std::optional<StreamDecoder>& decoder = decoders_[i];
+    if (!decoder) {
+      if (prompts_.size() > 1)
+        output_.add(i, fmt::format("{}==> {} <==\n", i > 0 ? "\n" : "", i + 1));
+      decoder.emplace(tokenizer_);
+      // What a token is can depend on those before it: some begin with a space only there.
+      for (const std::int32_t token : prompts_[i].tokens) decoder->next(token);
+    }
+    return *decoder;
   }
 
   const Tokenizer& tokenizer_;
   const std::vector<Prompt>& prompts_;
   bool json_;
+  std::vector<std::optional<StreamDecoder>> decoders_;
   OrderedOutput output_;
 };
 
@@ -209,19 +191,28 @@ void run(int argc, char** argv) {
   std::optional<LoraDelta> delta;
   if (!config.adapter.empty()) delta.emplace(resolve_user_path(config.adapter), model_config);
   const Tokenizer tokenizer = Tokenizer::read(from);
-  const std::vector<Prompt> prompts =
-      read_prompts(config, std::move(words.prompts), tokenizer, model_config);
+  if (!config.prompts.empty()) words.prompts = read_prompt_file(resolve_user_path(config.prompts));
+  const std::vector<Prompt> prompts = prompts_of(
+      std::move(words.prompts),
+      {.tokenizer = &tokenizer, .positions = model_config.seq, .vocab = model_config.vocab});
   const GenerateOptions options{.num_tokens = config.tokens,
                                 .vocab = std::min(model_config.vocab, tokenizer.vocab_size()),
                                 .eos = read_eos_tokens(from, tokenizer),
-                                .sampling = config.sampling};
+                                .batch = config.batch};
   Writer writer(tokenizer, prompts, config.json);
   // Nobody waits for others but while the model is read.
   const comm::ThreadsOptions patient{.deadline = std::chrono::hours(1)};
   const auto ranks = static_cast<int>(std::min<std::int64_t>(config.ranks, std::ssize(prompts)));
   std::size_t longest = 0;
   for (const Prompt& prompt : prompts) longest = std::max(longest, prompt.tokens.size());
-  require_memory(generating_nbytes(model_config, ranks, static_cast<std::int64_t>(longest)),
+  const auto num_tokens = static_cast<std::int64_t>(longest);
+  const std::int64_t of_first_rank = (std::ssize(prompts) + ranks - 1) / ranks;
+  const GeneratingNeed need{.num_ranks = ranks,
+                            .num_tokens = num_tokens,
+                            .num_kept = std::min(num_tokens + config.tokens - 1, model_config.seq),
+                            .num_texts = std::min(config.batch, of_first_rank),
+                            .param = config.param};
+  require_memory(generating_nbytes(model_config, need),
                  fmt::format("the model on {} rank{}", ranks, ranks == 1 ? "" : "s"),
                  ranks == 1 ? "try a smaller model" : "try fewer --ranks, or a smaller model");
   comm::run_ranks(ranks, patient, [&](comm::ProcessGroup& world) {
@@ -230,21 +221,29 @@ void run(int argc, char** argv) {
     const auto model = model_config.make();
     // Their values are in files.
     for (engine::Parameter* p : parameters_of(*model)) p->init = engine::Init::zeros();
-    shard::Fsdp fsdp(world, memory, tape.stream(), model->blocks(), model->root(),
-                     {.placement = shard::Placement::preset("zero3")});
+    shard::Fsdp fsdp(
+        world, memory, tape.stream(), model->blocks(), model->root(),
+        {.placement = shard::Placement::preset("zero3"), .precision = {.param = config.param}});
     load_model(fsdp, *model, from, delta ? &*delta : nullptr);
+    std::vector<std::size_t> mine;
+    std::vector<TextRequest> requests;
+    for (auto i = static_cast<std::size_t>(world.rank()); i < prompts.size();
+         i += static_cast<std::size_t>(world.size())) {
+      mine.push_back(i);
+      requests.push_back(
+          {.prompt = prompts[i].tokens,
+           .next = [sampler = Sampler(config.sampling, i)](
+                       std::span<const float> logits,
+                       std::int64_t place) mutable { return sampler.next(logits, place); },
+           .use = [&writer, i](std::int32_t token) { return writer.add(i, token); }});
+    }
     fsdp.keep_gathered([&] {
-      bool is_read = true;
-      for (auto i = static_cast<std::size_t>(world.rank()); is_read && i < prompts.size();
-           i += static_cast<std::size_t>(world.size())) {
-        is_read = writer.write(i, [&](const auto& use) {
-          Continuation made = generate(tape, *model, prompts[i].tokens, i, options, use);
-          if (made.end == End::kPositions) {
-            say_cut(i, std::ssize(made.tokens), options, prompts[i], model_config.seq);
-          }
-          return made;
-        });
-      }
+      generate(tape, *model, requests, options, [&](std::size_t text, const Continuation& made) {
+        const std::size_t i = mine[text];
+        writer.end(i, made);
+        if (made.end != End::kPositions) return;
+        say_cut(i, std::ssize(made.tokens), options, prompts[i], model_config.seq);
+      });
     });
   });
 }

@@ -1,6 +1,7 @@
 #include "tools/generate/memory_need.h"
 
 #include <cstddef>
+#include <vector>
 
 #include "comm/meta.h"
 #include "engine/memory.h"
@@ -11,29 +12,32 @@
 
 namespace tessera::tools {
 
-std::int64_t generating_nbytes(const ModelConfig& config, int num_ranks, std::int64_t num_tokens) {
+std::int64_t generating_nbytes(const ModelConfig& config, const GeneratingNeed& need) {
   using engine::Category;
   std::int64_t nbytes = 0;
   // The first rank owns as much as any other.
-  const auto world = comm::make_meta_rank(0, num_ranks);
+  const auto world = comm::make_meta_rank(0, need.num_ranks);
   const auto compute = engine::Stream::meta("compute", engine::DeviceKind::kCpu, {}, {});
   const engine::Memory memory(compute);
   engine::Tape tape(memory, compute);
   const auto model = config.make();
-  shard::Fsdp fsdp(*world, memory, compute, model->blocks(), model->root(),
-                   {.placement = shard::Placement::preset("zero3")});
+  shard::Fsdp fsdp(
+      *world, memory, compute, model->blocks(), model->root(),
+      {.placement = shard::Placement::preset("zero3"), .precision = {.param = need.param}});
   const engine::Tensor tokens =
-      engine::Tensor::empty(memory, {1, num_tokens}, engine::DType::kI32, "tokens");
+      engine::Tensor::empty(memory, {1, need.num_tokens}, engine::DType::kI32, "tokens");
   fsdp.keep_gathered([&] {
-    KeyValueCache cache(num_tokens);
-    static_cast<void>(model->next_token_logits(tape, tokens, cache));
+    std::vector<KeyValueCache> caches(static_cast<std::size_t>(need.num_texts),
+                                      KeyValueCache(need.num_kept));
+    for (KeyValueCache& cache : caches)
+      static_cast<void>(model->next_token_logits(tape, tokens, cache));
     // Gradients have addresses, and take no memory before something is written to them.
     for (const Category c :
          {Category::kParameterShard, Category::kGatheredParameter, Category::kActivation}) {
       nbytes += memory.stats().peak_nbytes[static_cast<std::size_t>(c)];
     }
   });
-  return num_ranks * nbytes;
+  return need.num_ranks * nbytes;
 }
 
 }  // namespace tessera::tools

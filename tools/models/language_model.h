@@ -28,7 +28,8 @@ class LanguageModel : public Model {
   virtual engine::Tensor next_token_logits(engine::Tape& tape, const engine::Tensor& tokens) = 0;
   /// As of all tokens, those in `cache` and `tokens` (1, T) after them, which are read alone and
   /// added to it: equal to rounding, and equal bits where the cache was empty. max_tokens() at most
-  /// in all.
+  /// in all. Of B texts, of one token each: tokens (B, 1) -> logits (B, V), each row to rounding
+  /// what that text has alone.
   virtual engine::Tensor next_token_logits(engine::Tape& tape, const engine::Tensor& tokens,
                                            KeyValueCache& cache) = 0;
 

@@ -79,7 +79,7 @@ Tensor Transformer::next_token_logits(Tape& tape, const Tensor& tokens) {
 }
 
 Tensor Transformer::next_token_logits(Tape& tape, const Tensor& tokens, KeyValueCache& cache) {
-  cache.begin(tape, tokens.numel());
+  cache.begin(tape, tokens.dim(1));
   Tensor logits = last_logits(tape, tokens, {.training = false, .cache = &cache});
   cache.end();
   return logits;
@@ -89,8 +89,11 @@ Tensor Transformer::last_logits(Tape& tape, const Tensor& tokens, const Pass& pa
   return tape.no_grad([&] {
     return tape.region(root_, [&] {
       const Tensor x = features(tape, tokens, pass);
-      const std::int64_t dim = x.dim(2);
-      const Tensor last = x.slice((x.dim(0) * x.dim(1) - 1) * dim, {1, dim});
+      const std::int64_t B = x.dim(0), T = x.dim(1), dim = x.dim(2);
+      require(B == 1 || T == 1,
+              "[{}] expected tokens of one text, or one of each, for those that are next, got {}",
+              where_, tokens.shape().str());
+      const Tensor last = x.slice((T - 1) * dim, {B, dim});
       return ops::linear(tape, last, head(), nullptr, ops::WeightLayout::kOutIn);
     });
   });

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <span>
 #include <sstream>
 #include <string>
@@ -15,6 +16,8 @@
 
 #include "comm/threads.h"
 #include "engine/copy.h"
+#include "engine/dtype.h"
+#include "engine/elementwise.h"
 #include "engine/tape.h"
 #include "shard/fsdp.h"
 #include "tests/testing/errors.h"
@@ -22,8 +25,9 @@
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/tokenizer/small_tokenizer.h"
-#include "tools/generate/sampler.h"
+#include "tools/decoding/sampler.h"
 #include "tools/models/family.h"
+#include "tools/models/key_value_cache.h"
 #include "tools/tokenizer/tokenizer.h"
 #include "tools/weights/adapter_files.h"
 #include "tools/weights/model_files.h"
@@ -63,21 +67,30 @@ class Generate : public ::testing::Test {
     return records;
   }
 
-  /// What follows `prompt`, from forwards that keep nothing, without any end.
+  /// What follows `prompt`, without any end: in f32 from forwards that keep nothing, in bf16, where
+  /// more is lost by rounding, from those that do.
   Ids expected(Ids tokens, std::int64_t count, const Sampling& sampling = {},
-               std::uint64_t number = 0) const {
+               std::uint64_t number = 0, engine::DType param = engine::DType::kF32) const {
     const auto before = tokens.size();
     comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
       const engine::Memory memory;
       engine::Tape tape(memory, engine::Stream::inline_cpu("compute"));
       const auto model = read_model_config(folder_.path()).make();
-      shard::Fsdp fsdp(world, memory, tape.stream(), model->blocks(), model->root(), {});
+      shard::Fsdp fsdp(world, memory, tape.stream(), model->blocks(), model->root(),
+                       {.precision = {.param = param}});
       load_model(fsdp, *model, folder_.path());
       Sampler sampler(sampling, number);
+      KeyValueCache cache(model->max_tokens());
       for (std::int64_t i = 0; i < count; ++i) {
+        const bool keeps = param == engine::DType::kBF16;
+        const Ids unread = keeps && i > 0 ? Ids{tokens.back()} : tokens;
         const Tensor input =
-            Tensor::from<std::int32_t>(memory, {1, std::ssize(tokens)}, tokens, "tokens");
-        const auto logits = engine::to_vector<float>(model->next_token_logits(tape, input));
+            Tensor::from<std::int32_t>(memory, {1, std::ssize(unread)}, unread, "tokens");
+        const Tensor next = keeps ? model->next_token_logits(tape, input, cache)
+                                  : model->next_token_logits(tape, input);
+        const Tensor f32 = Tensor::empty(memory, next.shape(), engine::DType::kF32, "logits");
+        engine::cast(f32, next);
+        const auto logits = engine::to_vector<float>(f32);
         tokens.push_back(sampler.next(std::span(logits).first(10), std::ssize(tokens)));
       }
     });
@@ -134,6 +147,46 @@ TEST_F(Generate, TextsAreTheSameOnAnyRanks) {
       EXPECT_EQ(drawn[i].at("tokens"), json(expected(prompts[i], 12, sampling, i))) << i;
     }
   }
+}
+
+// Of any lengths, which end at any time, and of which others take the place.
+TEST_F(Generate, TextsThatAreMadeTogetherAreThoseOfEachAlone) {
+  folder_.write("prompts.txt", "abc ab\na\nd c b a\ncd\nabab\nb b b b b b b\n");
+  const std::vector<Ids> prompts = {{6, 8}, {0}, {3, 4, 2, 4, 1, 4, 0}, {7}, {5, 5}};
+  const std::int32_t eos = expected(prompts[2], 6).back();
+  folder_.write("generation_config.json", json({{"eos_token_id", eos}}).dump());
+  std::vector<json> alone;
+  for (const char* batch : {"1", "2", "3", "6", "100"}) {
+    SCOPED_TRACE(batch);
+    const std::vector<json> texts =
+        records({"--prompts=prompts.txt", "--tokens=31", std::string("--batch=") + batch});
+    ASSERT_EQ(texts.size(), 6u);
+    if (alone.empty()) alone = texts;
+    EXPECT_EQ(texts, alone);
+  }
+  std::set<std::size_t> lengths;
+  for (const json& text : alone) lengths.insert(text.at("tokens").size());
+  EXPECT_GE(lengths.size(), 2u) << "they end at other times";
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    Ids want = expected(prompts[i], std::min<std::int64_t>(31, 33 - std::ssize(prompts[i])));
+    const auto end = std::ranges::find(want, eos);
+    if (end != want.end()) want.erase(end + 1, want.end());
+    EXPECT_EQ(alone[i].at("tokens"), json(want)) << i;
+  }
+}
+
+// What a training with that precision says, here with keys and values in bf16 as well.
+TEST_F(Generate, ComputesInBf16) {
+  const std::vector<std::string> f32 = {"--prompt=abc ab", "--prompt=d", "--tokens=20",
+                                        "--batch=1"};
+  std::vector<std::string> bf16 = f32;
+  bf16.emplace_back("--precision.param=bf16");
+  const std::vector<json> texts = records(bf16);
+  EXPECT_EQ(texts.at(0).at("tokens"), json(expected({6, 8}, 20, {}, 0, engine::DType::kBF16)));
+  EXPECT_NE(texts, records(f32));
+  std::vector<std::string> on_ranks = bf16;
+  on_ranks.emplace_back("--ranks=2");
+  EXPECT_EQ(records(on_ranks), texts);
 }
 
 // With decoders such as Llama 2's, which leave out the space at the head of a text.
@@ -235,6 +288,8 @@ TEST_F(Generate, WhatCannotBeHonouredIsRefused) {
       {{"--prompt=a", "--temperature=-1"}, "temperature"},
       {{"--prompt=a", "--ranks=0"}, "ranks"},
       {{"--prompt=a", "--tokens=0"}, "tokens"},
+      {{"--prompt=a", "--batch=0"}, "batch"},
+      {{"--prompt=a", "--precision.param=f16"}, "precision.param"},
       {{"--prompt"}, "no value (prompt)"},
   };
   for (const Case& c : cases) {
@@ -248,8 +303,9 @@ TEST_F(Generate, WhatCannotBeHonouredIsRefused) {
       {"expected --from=FOLDER"}));
   const Outcome help = run({"--help"});
   EXPECT_EQ(help.exit_code, 0);
-  EXPECT_TRUE(has(help.out, {"--from", "--prompt=", "--prompts", "--tokens", "--temperature",
-                             "--top_k", "--top_p", "--seed", "--ranks", "--json"}));
+  EXPECT_TRUE(
+      has(help.out, {"--from", "--prompt=", "--prompts", "--tokens", "--temperature", "--top_k",
+                     "--top_p", "--seed", "--ranks", "--batch", "--precision.param", "--json"}));
 }
 
 TEST_F(Generate, AFolderWithoutATokenizerOrOfAnotherModelIsRefused) {

@@ -1,4 +1,4 @@
-// Prompts, the tokens that end a text, and texts that are written in their order.
+// Prompts on a command line, the tokens that end a text, and texts that are written in their order.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -12,7 +12,7 @@
 #include "tests/tools/tokenizer/small_tokenizer.h"
 #include "tools/generate/eos_tokens.h"
 #include "tools/generate/ordered_output.h"
-#include "tools/generate/prompts.h"
+#include "tools/generate/prompt_words.h"
 #include "tools/tokenizer/tokenizer.h"
 
 namespace tessera::tools {
@@ -34,23 +34,6 @@ TEST(Prompts, AreTakenFromTheCommandLine) {
   EXPECT_EQ(words.prompts, (Texts{"a b", "--c", ""}));
   EXPECT_EQ(Texts(words.others.begin(), words.others.end()), (Texts{"--from=x", "--prompts=f"}));
   EXPECT_TRUE(has(error_of<InvalidArgument>([] { words_of({"--prompt"}); }), {"no value"}));
-}
-
-TEST(Prompts, AreTheLinesOfAFile) {
-  const testing::TempFolder folder;
-  EXPECT_EQ(read_prompt_file(folder.write("a", "one\r\ntwo words\nthree")),
-            (Texts{"one", "two words", "three"}));
-  EXPECT_EQ(read_prompt_file(folder.write("b", "one\n")), Texts{"one"});
-  const auto refusal = [&](const char* text) {
-    const std::string path = folder.write("c", text);
-    return error_of<IoError>([&] { read_prompt_file(path); });
-  };
-  EXPECT_TRUE(has(refusal(""), {"an empty file", "c)"}));
-  EXPECT_TRUE(has(refusal("one\n\ntwo\n"), {"an empty line", "c:2)"}));
-  EXPECT_TRUE(has(refusal("one\n\r\n"), {"an empty line", "c:2)"}));
-  EXPECT_TRUE(has(refusal("\x1f\x8b\x08"), {"expected prompts, got a gzip file: unpack it"}));
-  EXPECT_EQ(read_prompt_file(folder.write("d", "<html>\n{\"a\": 1}\n")),
-            (Texts{"<html>", "{\"a\": 1}"}));
 }
 
 class EosTokens : public ::testing::Test {

@@ -121,6 +121,44 @@ TEST_P(Cached, SeveralTokensCanFollow) {
   });
 }
 
+// Whatever they have read before, and with whom.
+TEST_P(Cached, TextsThatAreReadTogetherHaveWhatEachHasAlone) {
+  with_model([](Tape& tape, LanguageModel& model) {
+    const Ids ids = text(model);
+    const std::span<const std::int32_t> all = ids;
+    constexpr std::size_t kFirst[] = {0, 3, 1}, kCount[] = {4, 7, 1};
+    std::vector<KeyValueCache> caches(3, KeyValueCache(16));
+    for (std::size_t b = 0; b < 3; ++b)
+      after(tape, model, all.subspan(kFirst[b], kCount[b]), caches[b]);
+    const auto read = [&](std::size_t step, const std::vector<std::size_t>& texts) {
+      SCOPED_TRACE(step);
+      Ids tokens;
+      std::vector<KeyValueCache*> kept;
+      for (const std::size_t b : texts) {
+        tokens.push_back(ids.at(kFirst[b] + static_cast<std::size_t>(caches[b].num_tokens())));
+        kept.push_back(&caches[b]);
+      }
+      KeyValueCache batch = KeyValueCache::of_batch(kept);
+      const Tensor input =
+          Tensor::from<std::int32_t>(tape.memory(), {std::ssize(tokens), 1}, tokens, "tokens");
+      const Logits logits = engine::to_vector<float>(model.next_token_logits(tape, input, batch));
+      const std::size_t vocab = logits.size() / texts.size();
+      for (std::size_t i = 0; i < texts.size(); ++i) {
+        const std::size_t b = texts[i];
+        const auto so_far = static_cast<std::size_t>(caches[b].num_tokens());
+        const auto row = logits.begin() + static_cast<std::ptrdiff_t>(i * vocab);
+        expect_near({row, row + static_cast<std::ptrdiff_t>(vocab)},
+                    whole(tape, model, all.subspan(kFirst[b], so_far)));
+      }
+    };
+    read(0, {0, 1, 2});
+    read(1, {2, 0});
+    read(2, {1, 2, 0});
+    EXPECT_EQ(caches[0].num_tokens(), 7);
+    EXPECT_EQ(caches[1].num_tokens(), 9);
+  });
+}
+
 TEST_P(Cached, GeneratesWhatTransformersDoes) {
   with_model([](Tape& tape, LanguageModel& model) {
     Ids unread = golden().at("prompt");
@@ -167,6 +205,21 @@ INSTANTIATE_TEST_SUITE_P(Models, Cached, ::testing::ValuesIn(names()), [](const 
   std::ranges::replace(name, '/', '_');
   return name;
 });
+
+TEST(KeyValueCache, OfSeveralTextsHasOneRowOfEach) {
+  const engine::Memory memory;
+  Tape tape(memory, engine::Stream::inline_cpu("compute"));
+  EXPECT_TRUE(has(error_of<InvalidArgument>([] { KeyValueCache::of_batch({}); }),
+                  {"[key_value_cache] expected a text at least, got none"}));
+  KeyValueCache first(4), second(4);
+  KeyValueCache batch = KeyValueCache::of_batch({&first, &second});
+  batch.begin(tape, 1);
+  const Tensor qkv = Tensor::zeros(memory, {3, 1, 12}, engine::DType::kF32);
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] {
+                    tape.no_grad([&] { return batch.attention(tape, 0, qkv, {.num_heads = 2}); });
+                  }),
+                  {"queries, keys and values of 2 texts, got ", "(layer 0)"}));
+}
 
 TEST(KeyValueCache, IsOfOneSequenceWhoseTokensSeeThoseBefore) {
   const engine::Memory memory;

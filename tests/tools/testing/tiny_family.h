@@ -55,7 +55,8 @@ class TinyModel : public tools::LanguageModel {
     return tape.no_grad([&] {
       return tape.region(root_, [&] {
         const engine::Tensor x = features(tape, tokens);
-        const engine::Tensor last = x.slice((tokens.dim(1) - 1) * config_.dim, {1, config_.dim});
+        const engine::Tensor last =
+            x.slice((tokens.dim(1) - 1) * config_.dim, {tokens.dim(0), config_.dim});
         return ops::linear(tape, last, head_, nullptr, ops::WeightLayout::kOutIn);
       });
     });

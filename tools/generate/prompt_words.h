@@ -1,4 +1,4 @@
-// The prompts that a person gives: words of the command line, or lines of a file.
+// The prompts among the words of a command line.
 #pragma once
 
 #include <span>
@@ -15,9 +15,5 @@ struct PromptWords {
 };
 /// Throws InvalidArgument for a --prompt without a text.
 PromptWords read_prompt_words(std::span<const char* const> arguments);
-
-/// The lines of the file at `path`. Throws IoError naming the file and a line that is empty, a file
-/// without any, of another kind than text, or of over 1 GiB.
-std::vector<std::string> read_prompt_file(const std::string& path);
 
 }  // namespace tessera::tools

@@ -1,5 +1,5 @@
 // What is drawn, by counts, and what is never drawn.
-#include "tools/generate/sampler.h"
+#include "tools/decoding/sampler.h"
 
 #include <gtest/gtest.h>
 

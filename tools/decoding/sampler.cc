@@ -1,4 +1,4 @@
-#include "tools/generate/sampler.h"
+#include "tools/decoding/sampler.h"
 
 #include <algorithm>
 #include <cmath>
