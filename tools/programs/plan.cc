@@ -30,7 +30,6 @@
 #include "tools/planning/planner.h"
 #include "tools/planning/strategy_list.h"
 #include "tools/planning/task_plan.h"
-#include "tools/programs/attention_choice.h"
 #include "tools/programs/memory_check.h"
 #include "tools/programs/run_checks.h"
 #include "tools/programs/transformer_config.h"
@@ -154,15 +153,16 @@ void say_strategies(const PlanConfig& config, const FlagSet& flags, LanguageMode
 
 void run(int argc, char** argv) {
   PlanConfig config;
-  FlagSet flags("plan",
-                "Says what train_transformer would do with the same options: memory by category, "
-                "collectives and bytes, simulated time. --strategies=all lays strategies "
-                "side by side; --device=cuda plans for GPUs; "
-                "--log.trace=FILE draws the planned steps, in simulated time. Takes the command "
-                "line of a training as it is: what does not change a step, such as learning rates, "
-                "samples, checkpoints and what is resumed, changes nothing here and is neither "
-                "read nor written; of data, where they are there, the first bytes are read, "
-                "to see whether it is data for the model.");
+  FlagSet flags(
+      "plan",
+      "Says what train_transformer would do with the same options: memory by category, "
+      "collectives and bytes, simulated time. --strategies=all lays strategies "
+      "side by side; --device=cuda plans for GPUs; "
+      "--log.trace=FILE draws the planned steps, in simulated time. Takes the command "
+      "line of a training as it is: what does not change a step, such as learning rates, "
+      "samples, prompts, checkpoints and what is resumed, changes nothing here and is "
+      "neither read nor written; of data, where they are there, the first bytes are read, "
+      "to see whether it is data for the model.");
   config.add_to(flags);
   if (!flags.parse(argc, argv, std::cout)) return;
   require(config.plan || !flags.is_given("plan"),
@@ -184,7 +184,7 @@ void run(int argc, char** argv) {
   } else {  // rows say what a strategy cannot do
     check_device(config, flags, ranks);
   }
-  check_attention(config, target.on_gpus);
+  config.check_attention(target.on_gpus);
   choose_cpu(config.cpu);  // whose products have scratch
   const ModelConfig sizes = config.model_config();
   config.check_blocks(sizes.layers);

@@ -57,7 +57,13 @@ void TransformerConfig::add_to(FlagSet& flags) {
            {"batches", LossMean::kBatches},
            {"tokens", LossMean::kTokens}}});
   flags.add("sample.tokens", &sample_tokens,
-            {.help = "tokens to generate at the end; 0: none", .min = 0, .max = 1 << 20});
+            {.help = "tokens to generate at the end, and after each of log.val_prompts; 0: none",
+             .min = 0,
+             .max = 1 << 20});
+  flags.add("log.val_prompts", &val_prompts,
+            {.help = "file of prompts, one in each line, or a .jsonl like data.path; after each "
+                     "validation the model goes on with each by sample.tokens of its likeliest "
+                     "tokens, as the terminal and the log say; empty: none"});
   TrainConfig::add_to(flags);
   flags.add("cuda.attention", &cuda_attention,
             EnumOption<ops::CudaAttention>{
@@ -108,6 +114,12 @@ void TransformerConfig::settle_loss_mean(bool keeps_documents) {
           "micro-batches, got batches (train.loss_mean)");
 }
 
+void TransformerConfig::check_attention(bool on_gpus) const {
+  require(
+      on_gpus || cuda_attention != ops::CudaAttention::kWgmma,
+      "[config] expected cuda.attention=wgmma on GPUs only, got it where the device is the CPU");
+}
+
 std::vector<std::string> TransformerConfig::check_data_head(const ModelConfig& sizes) const {
   return data.check_heads(data_fit(sizes));
 }
@@ -117,6 +129,7 @@ std::vector<RunFile> TransformerConfig::files_read(const FlagSet& flags,
   std::vector<RunFile> files = model_files(init_from);
   for (RunFile& file : lora.files_read()) files.push_back(std::move(file));
   files.insert(files.end(), data.begin(), data.end());
+  if (!val_prompts.empty()) files.push_back({"log.val_prompts", resolve_user_path(val_prompts)});
   if (!flags.config_path().empty()) files.push_back({"config", flags.config_path()});
   return files;
 }

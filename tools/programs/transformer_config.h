@@ -27,6 +27,7 @@ struct TransformerConfig : TrainConfig {
   TokenDataConfig data;
   LossMean loss_mean = LossMean::kAuto;
   std::int64_t sample_tokens = 300;
+  std::string val_prompts;  ///< file; empty: none
   ops::CudaAttention cuda_attention = ops::CudaAttention::kAuto;
 
   TransformerConfig() : TransformerConfig(families()) {}
@@ -45,6 +46,9 @@ struct TransformerConfig : TrainConfig {
   /// Checks the first bytes of files that are given and there: for a program that plans a training
   /// of another place. Throws and returns warnings as TokenDataConfig::check_heads().
   std::vector<std::string> check_data_head(const ModelConfig& sizes) const;
+  /// Throws InvalidArgument for kernels of attention that the device never has. What a GPU has is
+  /// known on it alone: see ops::require_attention_kernels().
+  void check_attention(bool on_gpus) const;
   /// Sets train.loss_mean, for such data. Throws InvalidArgument for a memory_budget that would
   /// change what the loss is the mean of.
   void settle_loss_mean(bool keeps_documents);

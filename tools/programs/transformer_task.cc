@@ -16,9 +16,8 @@
 #include "tools/config/token_text.h"
 #include "tools/data/data_digest.h"
 #include "tools/models/family.h"
-#include "tools/programs/attention_choice.h"
 #include "tools/programs/transformer_plan.h"
-#include "tools/train/generate.h"
+#include "tools/train/text/training_text.h"
 #include "tools/weights/adapter_files.h"
 #include "tools/weights/model_files.h"
 
@@ -28,10 +27,11 @@ namespace {
 class TransformerRank : public TaskRank {
  public:
   TransformerRank(const TransformerConfig& config, const ModelConfig& model, const TokenMix& data,
-                  const TokenText& text, const SaveOptions& save)
+                  const TokenText& text, const ValidationPrompts& prompts, const SaveOptions& save)
       : config_(config),
         data_(data),
         text_(text),
+        prompts_(prompts),
         save_(save),
         sizes_(model),
         model_(model.make()) {}
@@ -81,15 +81,21 @@ class TransformerRank : public TaskRank {
       std::optional<std::int64_t> num_targets;  // unless all batches have as many
       if (data_.keeps_documents()) num_targets = data_.num_val_targets(0, num_val);
       const double loss = trainer.mean_loss(num_val / batch, loss_of, num_targets);
-      return Trainer::Validation{
+      Trainer::Validation validation{
           loss, validation_remark(loss, num_targets.value_or(num_val * data_.seq()))};
+      if (!prompts_.prompts.empty() && std::isfinite(loss))
+        add_continuations(trainer, *model_, prompts_, validation);
+      return validation;
     };
   }
 
   std::vector<UnrecordedPass> unrecorded_passes() override {
     const std::int64_t num_val = data_.num_val_sequences();
     if (num_val == 0) return {};
-    return {validation_pass(*model_, tensors(largest_divisor(num_val, config_.train.batch)))};
+    std::vector<UnrecordedPass> passes = {
+        validation_pass(*model_, tensors(largest_divisor(num_val, config_.train.batch)))};
+    if (!prompts_.prompts.empty()) passes.push_back(continuations_pass(*model_, prompts_));
+    return passes;
   }
 
   std::string finish(Trainer& trainer, RunLog* log) override {
@@ -100,20 +106,13 @@ class TransformerRank : public TaskRank {
       save_model(trainer.fsdp(), *model_, config_.save.folder(), trainer.world(), save_);
     }
     if (config_.sample_tokens == 0 || trainer.stopped_by() != 0) return "";
-    std::vector<std::int32_t> prompt(1);
-    data_.sources().front().file().read(0, sizes_.vocab, prompt);
-    std::int64_t vocab = std::min(sizes_.vocab, data_.max_possible_token() + 1);
-    const std::optional<Tokenizer>& tokenizer = text_.tokenizer;
-    if (tokenizer) vocab = std::min(vocab, tokenizer->vocab_size());
-    const std::vector<std::int32_t> sample =
-        generate(trainer, *model_, prompt, config_.sample_tokens, vocab,
-                 static_cast<std::uint64_t>(config_.train.seed));
+    std::string sample =
+        sample_text(trainer, *model_, data_, said_tokens(data_, text_.tokenizer, sizes_.vocab),
+                    config_.sample_tokens, std::uint64_t(config_.train.seed));
     if (trainer.stopped_by() != 0 && log != nullptr) {
       log->say(fmt::format("stopped by {} while sampling", signal_name(trainer.stopped_by())));
     }
-    if (data_.is_bytes()) return printable(std::string(sample.begin(), sample.end()));
-    if (tokenizer) return printable(tokenizer->decode(sample, /*skip_special=*/false));
-    return fmt::format("token ids: {}", fmt::join(sample, " "));
+    return sample;
   }
 
  private:
@@ -133,6 +132,7 @@ class TransformerRank : public TaskRank {
   const TransformerConfig& config_;
   const TokenMix& data_;
   const TokenText& text_;
+  const ValidationPrompts& prompts_;
   const SaveOptions& save_;
   const ModelConfig& sizes_;
   std::unique_ptr<LanguageModel> model_;
@@ -146,14 +146,22 @@ void TransformerTask::prepare(const FlagSet& flags, bool on_gpus) {
                   "[config] expected log.val_every with something to validate on, got {} with "
                   "data.val_fraction=0",
                   config_.log.val_every);
-  check_attention(config_, on_gpus);
+  config_.check_attention(on_gpus);
   model_ = config_.model_config();
   config_.check_blocks(model_.layers);
   std::optional<Tokenizer> tokenizer = config_.read_tokenizer();
   data_.emplace(config_.dataset(model_, tokenizer));
   text_ = token_text(config_.data, config_.init_from, *data_, std::move(tokenizer));
   config_.settle_loss_mean(data_->keeps_documents());
-  config_.check_files(flags, config_.data.run_files(config_.data.sources()));
+  std::vector<RunFile> files = config_.data.run_files(config_.data.sources());
+  if (!config_.val_prompts.empty() && !config_.plan) {
+    files.push_back({"log.val_prompts", resolve_user_path(config_.val_prompts)});
+    prompts_ = read_validation_prompts(files.back().path, config_.data, *data_,
+                                       said_tokens(*data_, text_.tokenizer, model_.vocab), model_,
+                                       config_.sample_tokens);
+    prompts_.keeps = config_.memory_budget.empty();
+  }
+  config_.check_files(flags, files);
   if (config_.save.is_on() && !config_.plan && model_.lora.is_on()) {
     check_can_save_adapters(model_, config_.save.folder(), resolve_user_path(config_.init_from));
   } else if (config_.save.is_on() && !config_.plan) {
@@ -200,7 +208,7 @@ std::string TransformerTask::data_digest() const {
 }
 
 std::unique_ptr<TaskRank> TransformerTask::rank() const {
-  return std::make_unique<TransformerRank>(config_, model_, *data_, text_, save_);
+  return std::make_unique<TransformerRank>(config_, model_, *data_, text_, prompts_, save_);
 }
 
 std::string TransformerTask::closing_line(std::optional<std::int64_t> checkpoint) const {

@@ -12,6 +12,7 @@
 #include "tools/models/family.h"
 #include "tools/programs/transformer_config.h"
 #include "tools/train/task.h"
+#include "tools/train/text/training_text.h"
 
 namespace tessera::tools {
 
@@ -40,6 +41,7 @@ class TransformerTask : public Task {
   SaveOptions save_;
   std::optional<TokenMix> data_;
   TokenText text_;
+  ValidationPrompts prompts_;
 };
 
 }  // namespace tessera::tools

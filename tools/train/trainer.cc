@@ -222,7 +222,11 @@ void Trainer::validate_after(std::int64_t step, const Validate& validate) {
   engine::require(std::isfinite(v.loss),
                   "[train] expected a finite validation loss, got {} (after step {})", v.loss,
                   step);
-  if (log_ != nullptr) log_->validation(step, v.loss, v.remark, v.record);
+  if (stopped_by_ != 0) return;  // while it went on: what it has may not be all
+  if (log_ != nullptr) {
+    log_->validation(step, v.loss, v.remark, v.record);
+    for (const std::string& line : v.lines) log_->say(line);
+  }
   validation_ = std::move(v);
 }
 

@@ -48,6 +48,7 @@ class Trainer {
           const TrainerObservers& observers = {});
 
   comm::ProcessGroup& world() { return world_; }
+  const TrainConfig& config() const { return config_; }
   engine::Tape& tape() { return tape_; }
   shard::Fsdp& fsdp() { return fsdp_; }
 
@@ -69,10 +70,11 @@ class Trainer {
   /// `first_sample` + samples_before().
   using Loss = std::function<engine::Tensor(std::int64_t first_sample, const Batch& batch)>;
   struct Validation {
-    double loss;               ///< mean
-    std::string remark;        ///< for the terminal, after the loss
-    std::string summary = "";  ///< a line for the end of the run; empty: none
-    JsonRecord record = {};    ///< for the log
+    double loss;                          ///< mean
+    std::string remark;                   ///< for the terminal, after the loss
+    std::string summary = "";             ///< a line for the end of the run; empty: none
+    JsonRecord record = {};               ///< for the log
+    std::vector<std::string> lines = {};  ///< for the terminal, after that of the loss
   };
   /// Null: none. Collective.
   using Validate = std::function<Validation()>;

@@ -68,6 +68,51 @@ TEST_F(Jsonl, SamplesAreText) {
   EXPECT_GE(sample.size(), 20U);
 }
 
+// Of a .jsonl like the data's, or of text.
+TEST_F(Jsonl, PromptsAreReadByTheTokenizer) {
+  const auto continuations = [&](const std::string& prompts, const Flags& more) {
+    Flags flags = more;
+    flags["log.val_prompts"] = prompts;
+    flags.insert({"sample.tokens", "5"});
+    const Outcome outcome = run(flags);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return final_record().at("continuations");
+  };
+  const std::string asked = folder_.write("prompts.jsonl", R"({"ask": "ab", "say": "c"})"
+                                                           "\n"
+                                                           R"({"ask": "d", "say": ""})");
+  const auto all = continuations(asked, {});
+  ASSERT_EQ(all.size(), 2U);
+  EXPECT_EQ(all[0].at("prompt"), "ab");
+  EXPECT_EQ(all[1].at("prompt"), "d");
+  for (const auto& one : all) {
+    const std::string text = one.at("text"), end = one.at("end");
+    EXPECT_EQ(text.find_first_not_of("abcd "), std::string::npos) << text;
+    EXPECT_EQ(one.at("tokens").back() == 9, end == "eos") << one;
+    EXPECT_TRUE(end == "eos" || one.at("tokens").size() == 5U) << one;
+  }
+  EXPECT_EQ(continuations(folder_.write("prompts.txt", "ab\nd\n"), {}), all);
+  EXPECT_EQ(continuations(asked, {{"parallel.strategy", "ddp"}, {"data.packing", "true"}}).size(),
+            2U);
+}
+
+// The token that ends each document ends a text.
+TEST_F(Jsonl, PromptsGoOnUntilADocumentEnds) {
+  std::string lines;
+  for (int i = 0; i < 30; ++i) lines += "{\"ask\": \"a\", \"say\": \"cd\"}\n";
+  const Outcome outcome = run({{"data.path", folder_.write("b.jsonl", lines)},
+                               {"log.val_prompts", folder_.write("prompts.txt", "a\n")},
+                               {"sample.tokens", "7"},
+                               {"train.steps", "60"},
+                               {"train.lr", "0.05"},
+                               {"train.warmup", "0"}});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, {"\n  a => cd\n"})) << outcome.out;
+  const auto made = final_record().at("continuations").at(0);
+  EXPECT_EQ(made.at("tokens"), nlohmann::json({7, 9}));
+  EXPECT_EQ(made.at("end"), "eos");
+}
+
 TEST_F(Jsonl, StepsAreSaidInEpochs) {
   EXPECT_TRUE(has(run().out, {"training: 3 steps of 2 samples, 0.19 epochs\n"}));
   EXPECT_TRUE(has(run({{"train.batch", "64"}}).out,

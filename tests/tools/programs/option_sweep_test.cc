@@ -110,6 +110,8 @@ std::map<std::string, Row> rows(const std::string& folder) {
       {"log.trace", {folder + "/trace.json", kWrites, "trace.json"}},
       {"log.trace_steps", {"1:2", kElsewhere, "//tests/tools/trace:trace_run_test"}},
       {"log.val_every", {"1", kSays, "1/3 | val loss", {{"log.every", "1"}}}},
+      {"log.val_prompts",
+       {folder + "/prompts.txt", kSays, "  the e => ", {{"sample.tokens", "2"}}}},
       {"lora.alpha", {"3", kBits, "", lora}},
       {"lora.dropout", {"0.5", kBits, "", lora}},
       {"lora.from", {"nowhere", kRefused, "(lora.from=nowhere)"}},
@@ -210,6 +212,7 @@ class OptionSweep : public testing::TinyTraining {
     std::string text;
     while (text.size() < 4000) text += "Other words, of which this text has many, again.\n";
     folder_.write("other.txt", text);
+    folder_.write("prompts.txt", "the e\n");
   }
   /// What --help says of each option.
   static std::map<std::string, std::string> help_of(const std::string& program) {

@@ -228,6 +228,7 @@ TEST_F(PlanCli, TakesWhatATrainingTakesAndReadsAndWritesNothing) {
                                          {"train.max_minutes", "1"},
                                          {"log.every", "1"},
                                          {"log.val_every", "1"},
+                                         {"log.val_prompts", folder_ / "none.txt"},
                                          {"log.peak_ms", "1"},
                                          {"plan", "true"}}) {
     flags[name] = value;

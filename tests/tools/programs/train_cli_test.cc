@@ -290,6 +290,22 @@ TEST_F(TrainTransformer, GeneratesTextThatASeedRepeats) {
   EXPECT_TRUE(sample.starts_with('I') && sample.ends_with('\n')) << sample;
   run({{"sample.tokens", "20"}, {"parallel.ranks", "1"}, {"train.accum", "2"}});
   EXPECT_EQ(folder_.read("run/sample.txt"), sample);
+  for (const char* strategy : {"ddp", "zero2", "hfsdp"}) {
+    run({{"sample.tokens", "20"}, {"parallel.strategy", strategy}});
+    EXPECT_EQ(folder_.read("run/sample.txt"), sample) << strategy;
+  }
+}
+
+// With a budget no keys and values are kept, and each token is drawn from a forward over all.
+TEST_F(TrainTransformer, GeneratesWithKeysAndValuesWhatItDoesWithout) {
+  const Flags flags = {{"sample.tokens", "40"}, {"model.seq", "32"}};
+  run(flags);
+  const std::string sample = folder_.read("run/sample.txt");
+  Flags limited = flags;
+  limited["memory_budget"] = "1GiB";
+  const Outcome outcome = run(limited);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(folder_.read("run/sample.txt"), sample);
 }
 
 TEST_F(TrainTransformer, PathsAreRelativeToWhereThePersonStands) {

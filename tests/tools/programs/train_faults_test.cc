@@ -164,6 +164,20 @@ TEST_F(TrainFaults, ASignalEndsSamplingAndValidationToo) {
   EXPECT_TRUE(last_line().at("final").at("val_loss").is_null());
 }
 
+// Which is then not logged, so that a run that goes on from there makes it again.
+TEST_F(TrainFaults, ASignalEndsTheTextsOfAValidation) {
+  std::string prompts;
+  for (int i = 0; i < 200'000; ++i) prompts += "a\n";
+  const Outcome outcome = during(
+      command({{"log.val_prompts", folder_.write("prompts.txt", prompts)}, {"sample.tokens", "7"}}),
+      "sleep 2; kill -TERM $P");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, {"stopped by SIGTERM after step 3 of 3"}));
+  EXPECT_EQ(outcome.out.find("val loss"), std::string::npos);
+  EXPECT_TRUE(last_line().at("final").at("val_loss").is_null());
+  EXPECT_FALSE(last_line().at("final").contains("continuations"));
+}
+
 TEST_F(TrainFaults, EveryRankEndsAfterTheSameStep) {
   flags_["parallel.ranks"] = "4";
   for (const char* strategy : {"zero3", "ddp"}) {

@@ -24,7 +24,7 @@
 #include "tools/huggingface/gpt2_files.h"
 #include "tools/models/gpt.h"
 #include "tools/models/mlp.h"
-#include "tools/train/generate.h"
+#include "tools/train/text/training_text.h"
 
 namespace tessera::tools {
 namespace {
@@ -319,6 +319,31 @@ TEST_F(Generation, TextIsOfBytesThoughTheModelHasMoreTokens) {
                         {"device", "cpu"}});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_EQ(folder_.read("out/sample.txt"), "BAAAAAAA\n");
+}
+
+TEST_F(Generation, PromptsGoOnWithTheLikeliestToken) {
+  // The likeliest token is no byte, and by far the likeliest of those that are is A.
+  const GptConfig config = {.layers = 1, .heads = 1, .dim = 2, .seq = 6, .vocab = 300};
+  const std::string model = write_model(config, [](const std::string& name, std::int64_t i) {
+    if (name == "wte.weight" && i % 2 == 0) return i / 2 >= 256 ? 60.0f : i / 2 == 'A' ? 30.0f : 0;
+    return name == "ln_f.bias" && i == 0 ? 1.0f : 0.0f;
+  });
+  const Outcome outcome = run_program(
+      "tools/programs/train_transformer",
+      Flags{{"init.from", model},
+            {"data.path", folder_.write("text.txt", "Beside the sea, and beneath it as well")},
+            {"data.val_fraction", "0.3"},
+            {"data.format", "bytes"},
+            {"parallel.ranks", "1"},
+            {"train.steps", "0"},
+            {"sample.tokens", "3"},
+            {"log.val_prompts", folder_.write("prompts.txt", "The\ta\nB\nso far\n")},
+            {"out", folder_ / "out"},
+            {"log.peak_ms", "0"},
+            {"device", "cpu"}});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("  The\\ta => AA\n  B => AAA\n  so far => A\n"), std::string::npos)
+      << outcome.out;
 }
 
 TEST_F(Generation, DrawsInProportionAtATemperatureOfEightTenths) {

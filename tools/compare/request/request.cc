@@ -20,7 +20,6 @@
 #include "tools/machine/environment.h"
 #include "tools/planning/strategy_list.h"
 #include "tools/probe/divergence.h"
-#include "tools/programs/attention_choice.h"
 #include "tools/programs/run_checks.h"
 #include "tools/train/graph_choice.h"
 
@@ -87,6 +86,9 @@ void check(Configuration& c, const std::string& probe, const TrainingLaunch& lau
   require(config.log.tensorboard.empty(),
           "[config] expected no log.tensorboard, as configurations would share it, got '{}'",
           config.log.tensorboard);
+  require(config.val_prompts.empty(),
+          "[config] expected no log.val_prompts, as a comparison says no texts, got '{}'",
+          config.val_prompts);
   require(!config.plan || config.log.trace.empty(),
           "[config] expected log.trace with trainings, or with the program plan, got it with plan");
   require(config.log.jsonl.empty(),
@@ -107,7 +109,7 @@ void check(Configuration& c, const std::string& probe, const TrainingLaunch& lau
   c.num_ranks = ranks.size;
   c.shard_ranks = config.fsdp_options(ranks.size).placement.shard_ranks;
   c.on_gpu = ranks.num_gpus > 0;
-  check_attention(config, c.on_gpu);
+  config.check_attention(c.on_gpu);
   c.sums_in_rank_order = ranks.sums_in_rank_order(config.parallel);
   c.model = config.model_config();
   config.check_blocks(c.model.layers);

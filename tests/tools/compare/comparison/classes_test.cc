@@ -110,6 +110,7 @@ TEST_F(CompareClasses, EveryOptionHasAnEffectOfItsOwn) {
       "log.trace",
       "log.trace_steps",
       "log.val_every",
+      "log.val_prompts",
       "memory_budget",
       "memory_check",
       "offload.gradients",

@@ -135,6 +135,7 @@ TEST_F(CompareRequest, WhatCannotRunIsRefusedByTheNameOfItsConfiguration) {
   EXPECT_TRUE(has(refused({"--strategies=ddp", "--parallel.strategy=ddp"}), {"got both"}));
   EXPECT_TRUE(has(refused({"--train.steps=3"}), {"warmup_steps below train.steps=3"}));
   EXPECT_TRUE(has(refused({"--save.final=x"}), {"save.final"}));
+  EXPECT_TRUE(has(refused({"--log.val_prompts=x"}), {"expected no log.val_prompts"}));
   EXPECT_TRUE(has(refused({"--cuda.tune_gemm=false"}),
                   {"cuda.tune_gemm on GPUs only", "(configuration ddp)"}));
   EXPECT_TRUE(has(refused({"--cuda.graph=on"}), {"got cuda.graph=on where the device is the CPU"}));
