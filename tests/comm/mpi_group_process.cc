@@ -1,7 +1,8 @@
-// The conformance suite with ranks that are processes over MPI: mpi_group_process ADDRESS SECRET,
-// several times under an MPI's launcher. All run the same tests at the same time; those of a world
-// of fewer ranks than processes are the first ones. With a third word, "dies", process 1 dies while
-// all of them sum, and the others say what they are told.
+// The conformance suite with ranks that are processes over MPI, or threads of several:
+// mpi_group_process FAMILY ADDRESS SECRET, several times under the launcher of that MPI, openmpi or
+// mpich. All run the same tests at the same time; those of a world of fewer processes than there
+// are are the first ones. With a fourth word, "dies", process 1 dies while all of them sum, and the
+// others say what they are told.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <span>
@@ -23,6 +25,7 @@
 #include "comm/join.h"
 #include "comm/mpi/mpi_transport.h"
 #include "tests/comm/process_group_suite.h"
+#include "tests/comm/said_by_threads.h"
 
 namespace tessera::comm {
 namespace {
@@ -67,8 +70,9 @@ class SharedTransport final : public Transport {
 
 // Of this process, from the start of main() to its end.
 struct Job {
+  MpiFamily family;
   std::string address, secret;
-  std::shared_ptr<Transport> mpi = make_mpi_transport();
+  std::shared_ptr<Transport> mpi = make_mpi_transport({.family = family});
   std::shared_ptr<Control> control = Control::join(options("all", mpi->num_processes()));
   int num_worlds = 0;
 
@@ -81,37 +85,51 @@ struct Job {
             .deadline = kLong};
   }
 
-  // What each of the first `size` processes says.
-  std::vector<std::string> run(int size, milliseconds deadline, const RankFunction& fn) {
-    const int world = num_worlds++;
-    std::string own;
-    if (mpi->process() < size) {
+  // Of the first `num_processes`, which are a world.
+  JoinOptions world_of(int num_processes, int world, milliseconds deadline) const {
+    return {.control = options("world " + std::to_string(world), num_processes),
+            .transport =
+                [this, num_processes, world](const AllGatherTexts&) {
+                  return std::make_unique<SharedTransport>(*mpi, num_processes, world);
+                },
+            .deadline = deadline};
+  }
+
+  // What each of `size` ranks says, of which the first processes have `num_threads` each.
+  std::vector<std::string> run(int size, int num_threads, milliseconds deadline,
+                               const RankFunction& fn) {
+    const int num_processes = size / num_threads, first = mpi->process() * num_threads;
+    const JoinOptions world = world_of(num_processes, num_worlds++, deadline);
+    std::vector<std::string> said(static_cast<std::size_t>(size));
+    if (mpi->process() < num_processes) {
       try {
-        own = fn(*join({.control = options("world " + std::to_string(world), size),
-                        .transport =
-                            [&](const AllGatherTexts&) {
-                              return std::make_unique<SharedTransport>(*mpi, size, world);
-                            },
-                        .deadline = deadline}));
+        said = said_by_threads(size, fn, [&](const std::function<void(ProcessGroup&)>& each) {
+          if (num_threads == 1) return each(*join(world));
+          run_joined_ranks(num_threads, world, each);
+        });
       } catch (const std::exception& error) {
         ADD_FAILURE() << error.what();
       }
     }
-    auto said = control->all_gather("what each says", std::move(own));
-    said.resize(static_cast<std::size_t>(size));
+    for (int t = 0; t < num_threads; ++t) {
+      const auto rank = static_cast<std::size_t>(first + t);
+      const auto of_all =
+          control->all_gather("what each says", rank < said.size() ? said[rank] : "");
+      for (int p = 0; p < num_processes; ++p) {
+        said[static_cast<std::size_t>(p * num_threads + t)] = of_all[static_cast<std::size_t>(p)];
+      }
+    }
     return said;
   }
 };
 
+// A line of its own, whatever MPICH's launcher has passed on of another's before.
+void say(const std::string& line) { std::cout << "\n" + line + "\n" << std::flush; }
+
 int sum_until_one_dies(Job& job) {
   const int size = job.mpi->num_processes();
   try {
-    const auto group = join({.control = job.options("sums", size),
-                             .transport =
-                                 [&](const AllGatherTexts&) {
-                                   return std::make_unique<SharedTransport>(*job.mpi, size, 0);
-                                 },
-                             .deadline = kLong});
+    const auto group = join(job.world_of(size, 0, kLong));
     const Stream stream = Stream::inline_cpu("comm");
     const Tensor sum = Tensor::zeros(Memory(), {1 << 20}, DType::kF32, "sum");
     for (int i = 0;; ++i) {
@@ -119,21 +137,33 @@ int sum_until_one_dies(Job& job) {
       group->all_reduce(sum, sum, Accumulate::kNo, stream, "sum");
     }
   } catch (const CommError& error) {
-    std::cout << "told " + std::string(error.what()) + "\n" << std::flush;
+    say("told " + std::string(error.what()));
   }
   return 0;
 }
 
 Job* job = nullptr;
 
+std::vector<std::string> by_processes(int size, milliseconds deadline, const RankFunction& fn) {
+  return job->run(size, 1, deadline, fn);
+}
+
+// Two ranks a process where their number is even.
+std::vector<std::string> by_threads(int size, milliseconds deadline, const RankFunction& fn) {
+  return job->run(size, size % 2 == 0 ? 2 : 1, deadline, fn);
+}
+
 auto backends() {
-  return ::testing::Values(
-      Backend{.name = "mpi",
-              .run = [](int size, milliseconds deadline,
-                        const RankFunction& fn) { return job->run(size, deadline, fn); },
-              .num_large = 20011,
-              .deadline = milliseconds(1000),
-              .sizes = {1, 2, 3, 4}});
+  return ::testing::Values(Backend{.name = "mpi",
+                                   .run = by_processes,
+                                   .num_large = 20011,
+                                   .deadline = milliseconds(1000),
+                                   .sizes = {1, 2, 3, 4}},
+                           Backend{.name = "mpi_and_threads",
+                                   .run = by_threads,
+                                   .num_large = 70'001,
+                                   .deadline = milliseconds(1000),
+                                   .sizes = {2, 4}});
 }
 INSTANTIATE_TEST_SUITE_P(Backends, ProcessGroupTest, backends(), backend_name);
 INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), backend_name);
@@ -144,13 +174,17 @@ INSTANTIATE_TEST_SUITE_P(Backends, ComparedCallsTest, backends(), backend_name);
 int main(int argc, char** argv) {
   using tessera::comm::job;
   ::testing::InitGoogleTest(&argc, argv);
-  if (argc < 3) return 2;
-  tessera::comm::Job own{.address = argv[1], .secret = argv[2]};
-  if (argc > 3) return tessera::comm::sum_until_one_dies(own);
+  if (argc < 4) return 2;
+  using tessera::comm::MpiFamily;
+  const bool is_mpich = std::string(argv[1]) == "mpich";
+  tessera::comm::Job own{.family = is_mpich ? MpiFamily::kMpich : MpiFamily::kOpenMpi,
+                         .address = argv[2],
+                         .secret = argv[3]};
+  if (argc > 4) return tessera::comm::sum_until_one_dies(own);
   job = &own;
   const bool failed = RUN_ALL_TESTS() != 0;
   const int num_passed = ::testing::UnitTest::GetInstance()->successful_test_count();
-  std::cout << (failed ? "failed\n" : "passed " + std::to_string(num_passed) + "\n") << std::flush;
+  tessera::comm::say(failed ? "failed" : "passed " + std::to_string(num_passed));
   // Messages of worlds that failed keep MPI from ending, and its launcher then ends the others.
   // Open MPI 4.1.4's crashes or hangs if many end by themselves at that moment.
   own.control->all_gather("ended", "");

@@ -1,5 +1,5 @@
-// The conformance suite with ranks that are processes over MPI: mpi_group_process.cc is what the
-// launcher starts. Skipped where it is not installed.
+// The conformance suite with ranks that are processes over MPI, or threads of several:
+// mpi_group_process.cc is what each launcher that is installed starts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/comm/control_processes.h"
+#include "tests/testing/mpi_launcher.h"
 #include "tests/testing/program.h"
 
 namespace tessera::comm {
@@ -19,6 +20,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::Le;
 using ::testing::Not;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
@@ -28,24 +30,23 @@ struct Job {
   std::string all;  ///< what they printed
 };
 
-class MpiGroupsTest : public ::testing::Test {
+class MpiGroupsTest : public ::testing::TestWithParam<testing::MpiLauncher> {
  protected:
   // `num_processes` of the program, and those of their lines that begin with one of `words`.
   static Job run(int num_processes, const std::vector<std::string>& words,
                  const std::vector<std::string>& options, const std::string& what = "") {
+    const testing::MpiLauncher& launcher = GetParam();
     const std::string program = std::filesystem::absolute("tests/comm/mpi_group_process").string();
-    std::vector<std::string> arguments = {"--oversubscribe", "--bind-to", "none",
-                                          "--quiet",         "--timeout", "250"};
+    std::vector<std::string> arguments = launcher.options;
     arguments.insert(arguments.end(), options.begin(), options.end());
     std::random_device random;
     for (const std::string& word : {std::string("-n"), std::to_string(num_processes), program,
-                                    tcp() + "+15", std::to_string(random())}) {
+                                    launcher.name, tcp() + "+15", std::to_string(random())}) {
       arguments.push_back(word);
     }
     if (!what.empty()) arguments.push_back(what);
-    const auto outcome = testing::run_program(
-        kLauncher, arguments,
-        {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
+    const auto outcome =
+        testing::run_program(launcher.program, arguments, testing::mpi_environment(250));
     Job job{{}, outcome.out + outcome.err};
     std::istringstream text(outcome.out);
     for (std::string line; std::getline(text, line);) {
@@ -54,11 +55,9 @@ class MpiGroupsTest : public ::testing::Test {
     }
     return job;
   }
-
-  static constexpr const char* kLauncher = "/usr/bin/mpirun.openmpi";
 };
 
-TEST_F(MpiGroupsTest, KeepTheirPromises) {
+TEST_P(MpiGroupsTest, KeepTheirPromises) {
   const Job job = run(6, {"passed ", "failed"}, {});
   // All have run the same tests, and there are some.
   ASSERT_THAT(job.lines, SizeIs(6)) << job.all;
@@ -66,12 +65,19 @@ TEST_F(MpiGroupsTest, KeepTheirPromises) {
       << job.all;
 }
 
-// The launcher is told not to end them itself, which it does a second later, without a reason.
-TEST_F(MpiGroupsTest, NameAProcessThatIsKilled) {
-  const Job job = run(3, {"told "}, {"--enable-recovery"}, "dies");
-  ASSERT_THAT(job.lines, SizeIs(2)) << job.all;
+// All say so if the launcher leaves them the time.
+TEST_P(MpiGroupsTest, NameAProcessThatIsKilled) {
+  const auto& options = GetParam().leave_others_alone;
+  const Job job = run(3, {"told "}, options, "dies");
+  if (!options.empty()) {
+    ASSERT_THAT(job.lines, SizeIs(2)) << job.all;
+  }
+  EXPECT_THAT(job.lines, SizeIs(Le(2))) << job.all;
   EXPECT_THAT(job.lines, Each(HasSubstr("lost process 1 (")));
 }
+
+INSTANTIATE_TEST_SUITE_P(Launchers, MpiGroupsTest, ::testing::ValuesIn(testing::mpi_launchers()),
+                         testing::launcher_name);
 
 }  // namespace
 }  // namespace tessera::comm

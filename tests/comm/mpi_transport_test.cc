@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <ostream>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "engine/sanitizers.h"
+#include "tests/testing/mpi_launcher.h"
 #include "tests/testing/program.h"
 
 namespace tessera::comm {
@@ -20,28 +20,10 @@ namespace {
 using ::testing::Contains;
 using ::testing::Each;
 using ::testing::HasSubstr;
+using testing::MpiLauncher;
 using ::testing::Not;
 using ::testing::SizeIs;
 namespace fs = std::filesystem;
-
-const char* const kTimeout = "200";  // seconds, for what hangs
-
-struct Launcher {
-  std::string name, program, version;
-  std::vector<std::string> options;
-
-  friend std::ostream& operator<<(std::ostream& out, const Launcher& launcher) {
-    return out << launcher.program;
-  }
-};
-
-const Launcher kOpenMpi = {
-    .name = "openmpi",
-    .program = "/usr/bin/mpirun.openmpi",
-    .version = "Open MPI ",
-    .options = {"--oversubscribe", "--bind-to", "none", "--quiet", "--timeout", kTimeout}};
-const Launcher kMpich = {
-    .name = "mpich", .program = "/usr/bin/mpirun.mpich", .version = "MPICH ", .options = {}};
 
 struct Job {
   int exit_code;
@@ -50,20 +32,17 @@ struct Job {
 };
 
 std::map<std::string, std::string> environment() {
-  std::map<std::string, std::string> variables = {
-      {"OMPI_ALLOW_RUN_AS_ROOT", "1"},
-      {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
-      {"MPIEXEC_TIMEOUT", kTimeout},  // Hydra's
-      // The order in which MPIs lock, and what they leave, is theirs.
-      {"TSAN_OPTIONS", "halt_on_error=1:detect_deadlocks=0"},
-      {"ASAN_OPTIONS", "detect_leaks=0:intercept_tls_get_addr=0"}};
+  auto variables = testing::mpi_environment(200);
+  // The order in which MPIs lock, and what they leave, is theirs.
+  variables["TSAN_OPTIONS"] = "halt_on_error=1:detect_deadlocks=0";
+  variables["ASAN_OPTIONS"] = "detect_leaks=0:intercept_tls_get_addr=0";
 #if defined(TESSERA_TSAN) || defined(TESSERA_ASAN)
   variables["UCX_MEM_EVENTS"] = "no";  // UCX, under MPICH, and sanitizers both replace mmap()
 #endif
   return variables;
 }
 
-Job run(const Launcher& launcher, int num_processes, const std::vector<std::string>& words) {
+Job run(const MpiLauncher& launcher, int num_processes, const std::vector<std::string>& words) {
   std::vector<std::string> arguments = launcher.options;
   for (const std::string& word : {std::string("-n"), std::to_string(num_processes),
                                   fs::absolute("tests/comm/mpi_process").string()}) {
@@ -78,7 +57,7 @@ Job run(const Launcher& launcher, int num_processes, const std::vector<std::stri
   return job;
 }
 
-class MpiTransportTest : public ::testing::TestWithParam<Launcher> {
+class MpiTransportTest : public ::testing::TestWithParam<MpiLauncher> {
  protected:
   Job run(int num_processes, const std::string& what, const std::string& option = "chunk=1000000") {
     return comm::run(GetParam(), num_processes, {what, "family=" + GetParam().name, option});
@@ -149,14 +128,15 @@ TEST_P(MpiTransportTest, WaitsForNobodyOnceItHasGivenUp) {
 // Another MPI's launcher starts worlds of one process: whoever knows how many there should be sees
 // that by num_processes().
 TEST_P(MpiTransportTest, IsAloneUnderAnotherLauncher) {
-  const Launcher& other = GetParam().name == kOpenMpi.name ? kMpich : kOpenMpi;
+  const bool is_open_mpi = GetParam().name == testing::open_mpi().name;
+  const MpiLauncher& other = is_open_mpi ? testing::mpich() : testing::open_mpi();
   const Job job = comm::run(GetParam(), 2, {"promises", "family=" + other.name});
   EXPECT_EQ(heads(job.lines), std::vector<std::string>({"0 of 1", "0 of 1"})) << job.err;
   EXPECT_THAT(job.lines, Each(HasSubstr(", " + other.version)));
 }
 
-INSTANTIATE_TEST_SUITE_P(Launchers, MpiTransportTest, ::testing::Values(kOpenMpi, kMpich),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Launchers, MpiTransportTest, ::testing::ValuesIn(testing::mpi_launchers()),
+                         testing::launcher_name);
 
 }  // namespace
 }  // namespace tessera::comm
