@@ -1,5 +1,8 @@
 // train_transformer with a fault that a test asks for: what is planned, and what other strategies
 // compute, is then not what is done.
+#include <signal.h>
+#include <unistd.h>
+
 #include <bit>
 #include <chrono>
 #include <cstdint>
@@ -32,6 +35,8 @@ enum class Fault {
   kRead,      // of a value, which a plan has not
   kError,     // of rank 1, in step 2, where rank 0 waits to be told
   kBit,       // in what rank 1 sends of the gradient of h.1, in every step of zero3
+  kKill,      // of the last rank's process, in the third forward of zero3
+  kExit,      // of the last rank's process there, with 0
 };
 
 // Flips a bit of the gradient of h.1 before it is reduced.
@@ -56,6 +61,28 @@ class BrokenGroup : public comm::ForwardingGroup {
   }
 };
 
+// Ends its process when h.1 is gathered for the third forward.
+class DyingGroup : public comm::ForwardingGroup {
+ public:
+  DyingGroup(comm::ProcessGroup& inner, Fault fault) : ForwardingGroup(inner), fault_(fault) {}
+  DyingGroup(std::unique_ptr<comm::ProcessGroup> inner, Fault fault)
+      : ForwardingGroup(std::move(inner)), fault_(fault) {}
+
+  std::unique_ptr<comm::ProcessGroup> make_part(int color, int key) override {
+    return std::make_unique<DyingGroup>(inner().split(color, key), fault_);
+  }
+
+ private:
+  void before(const comm::Collective& c, const engine::Stream&) override {
+    if (c.work.detail != "h.1 forward" || ++num_gathers_ < 3) return;
+    if (fault_ == Fault::kExit) ::_exit(0);
+    ::kill(::getpid(), SIGKILL);
+  }
+
+  const Fault fault_;
+  int num_gathers_ = 0;
+};
+
 class BrokenRank final : public TaskRank, public Model {
  public:
   BrokenRank(std::unique_ptr<TaskRank> inner, const TrainConfig& config, Fault fault)
@@ -64,10 +91,11 @@ class BrokenRank final : public TaskRank, public Model {
   // As TaskRank.
   Model& model() override { return *this; }
   comm::ProcessGroup& group(comm::ProcessGroup& world) override {
-    if (fault_ != Fault::kBit || world.rank() != 1 || config_.parallel.strategy != "zero3") {
-      return world;
-    }
-    return broken_.emplace(world);
+    if (config_.parallel.strategy != "zero3") return world;
+    const bool dies = fault_ == Fault::kKill || fault_ == Fault::kExit;
+    if (dies && world.rank() == world.size() - 1) return dying_.emplace(world, fault_);
+    if (fault_ == Fault::kBit && world.rank() == 1) return broken_.emplace(world);
+    return world;
   }
   void load(Trainer& trainer, RunLog* log) override {
     trainer_ = &trainer;
@@ -122,6 +150,7 @@ class BrokenRank final : public TaskRank, public Model {
   const Fault fault_;
   Trainer* trainer_ = nullptr;  // null while it is planned
   std::optional<BrokenGroup> broken_;
+  std::optional<DyingGroup> dying_;
   Tensor stray_;
   int num_losses_ = 0;
 };
@@ -136,7 +165,9 @@ class BrokenTask : public TransformerTask {
                                  {"allocate", Fault::kAllocate},
                                  {"read", Fault::kRead},
                                  {"error", Fault::kError},
-                                 {"bit", Fault::kBit}}});
+                                 {"bit", Fault::kBit},
+                                 {"kill", Fault::kKill},
+                                 {"exit", Fault::kExit}}});
   }
   std::unique_ptr<TaskRank> rank() const override {
     return std::make_unique<BrokenRank>(TransformerTask::rank(), config(), fault_);

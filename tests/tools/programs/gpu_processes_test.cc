@@ -2,16 +2,14 @@
 // the numbers of those whose ranks are threads of one, multiply as rank 0 chooses, and end when one
 // of them is lost.
 #include <gtest/gtest.h>
-#include <signal.h>
 
-#include <algorithm>
 #include <map>
 #include <string>
 
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
+#include "tests/tools/programs/lost_process_suite.h"
 #include "tests/tools/testing/process_training.h"
-#include "tools/cli/main.h"
 
 namespace tessera {
 namespace {
@@ -86,20 +84,6 @@ TEST_F(GpuProcesses, TakeTheGpuOfTheirNumberOrTheOnlyOne) {
   }
 }
 
-TEST_F(GpuProcesses, WhoeverIsKilledEndsAll) {
-  auto processes = start(3, {{"train.steps", "1000000000"}, {"train.schedule", "constant"}});
-  wait_until(processes, [&] {
-    const std::string log = folder_.read("run/log.jsonl");
-    return std::ranges::count(log, '\n') > 3;
-  });
-  processes[1].send(SIGKILL);
-  const auto all = processes.wait();
-  for (const std::size_t p : {0, 2}) {
-    EXPECT_EQ(all[p].exit_code, tools::kTryAgain);
-    EXPECT_TRUE(has(all[p].err, {"lost process 1 ("}));
-  }
-}
-
 TEST_F(GpuProcesses, WhatTheyCannotDoIsRefused) {
   const struct {
     Flags flags;
@@ -119,6 +103,20 @@ TEST_F(GpuProcesses, WhatTheyCannotDoIsRefused) {
     }
   }
 }
+
+using testing::LostProcessTest;
+using testing::StoppedProcessTest;
+
+const testing::JobKind kProcesses = {.name = "nccl",
+                                     .flags = {{"device", "cuda"}, {"parallel.canonical", "true"}}};
+const testing::JobKind kPairs = {
+    .name = "nccl_and_threads",
+    .num_processes = 2,
+    .flags = {{"device", "cuda"}, {"parallel.canonical", "true"}, {"parallel.threads", "2"}}};
+INSTANTIATE_TEST_SUITE_P(Jobs, LostProcessTest, ::testing::Values(kProcesses, kPairs),
+                         testing::kind_name);
+INSTANTIATE_TEST_SUITE_P(Jobs, StoppedProcessTest, ::testing::Values(kProcesses),
+                         testing::kind_name);
 
 }  // namespace
 }  // namespace tessera

@@ -1,31 +1,31 @@
-// Trainings that mpirun of Open MPI has started, and what goes wrong with one of their processes.
-// mpirun ends the others a second after one has, or crashes at times when several end at once: some
-// have no time to say why. None hangs, none is left, the exit code says so, and whoever speaks
-// names who it was. Told to leave the others alone, mpirun lets all of them speak, and returns 0.
+// Trainings that the mpirun of an MPI has started, and what goes wrong with one of their processes.
+// mpirun ends the others at most a second after one has, or crashes at times when several end at
+// once: some have no time to say why. None hangs, none is left, the exit code says so, and whoever
+// speaks names who it was. In the tests of LostProcessTest it is told to leave the others alone,
+// and all of them speak.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
+#include <cstddef>
 #include <filesystem>
-#include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "tests/testing/errors.h"
 #include "tests/testing/faults.h"
 #include "tests/testing/json.h"
+#include "tests/testing/mpi_launcher.h"
 #include "tests/testing/program.h"
+#include "tests/tools/programs/lost_process_suite.h"
 #include "tests/tools/testing/mpi_training.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-using std::chrono::milliseconds;
 using testing::below;
 using testing::Flags;
 using testing::has;
@@ -34,45 +34,42 @@ using testing::Own;
 using testing::with_fault;
 
 const Flags kForever = {{"train.steps", "1000000000"}, {"train.schedule", "constant"}};
-const std::vector<std::string> kLeaveOthersAlone = {"--enable-recovery"};
+// Of processes that MPICH starts, which meet by MPI alone: it tells nobody who is missing.
+const char* const kMpiDoesNotStart = "expected MPI to start before the deadline";
 
-class MpiFaults : public testing::MpiTraining {
+class MpiFaults : public testing::MpiTraining,
+                  public ::testing::WithParamInterface<testing::MpiLauncher> {
  protected:
+  MpiFaults() { launcher_ = GetParam(); }
+
   /// Three processes that have logged some steps.
-  MpiProcesses training(const Flags& more = {}, const std::vector<std::string>& options = {}) {
+  MpiProcesses training(const Flags& more = {}) {
     fs::remove_all(folder_ / "run");
     Flags flags = more;
     flags.insert(kForever.begin(), kForever.end());
-    MpiProcesses processes = mpirun(3, flags, {}, options);
-    wait_for_steps(processes, 3);
+    MpiProcesses processes = mpirun(3, flags);
+    wait_until(processes, [&] {
+      const std::string log = folder_.read("run/log.jsonl");
+      return std::ranges::count(log, '\n') > 3;
+    });
     return processes;
   }
-  void wait_for_steps(MpiProcesses& processes, std::int64_t num) const {
-    const auto has_logged = [&, before = num_lines()] { return num_lines() >= before + num; };
-    wait_until(processes, has_logged);
-  }
-  std::int64_t num_lines() const {
-    const std::string log = folder_.read("run/log.jsonl");
-    return std::ranges::count(log, '\n');
-  }
-  /// Whoever told of an error said this of it.
-  static void expect_failed(const MpiProcesses::End& end, const std::string& says) {
-    EXPECT_NE(end.mpirun.exit_code, 0);
+  bool is_mpich() const { return launcher_.name == testing::mpich().name; }
+  /// Whoever told of an error said this of it. `exits`: one has ended with 0, for which MPICH's
+  /// mpirun at times ends the others and returns 0, too.
+  void expect_failed(const MpiProcesses::End& end, const std::string& says,
+                     bool exits = false) const {
+    if (!exits || !is_mpich()) {
+      EXPECT_NE(end.mpirun.exit_code, 0);
+    }
     for (const std::string& err : end.err) {
       if (err.find("error: ") == std::string::npos) continue;
       EXPECT_TRUE(has(err, {says}));
     }
   }
-  /// All but `lost` said this.
-  static void expect_said(const MpiProcesses::End& end, const std::string& says, int lost) {
-    for (int p = 0; p < std::ssize(end.err); ++p) {
-      if (p == lost) continue;
-      EXPECT_TRUE(has(end.err[static_cast<std::size_t>(p)], {says})) << "process " << p;
-    }
-  }
 };
 
-TEST_F(MpiFaults, OneThatIsKilledEndsAll) {
+TEST_P(MpiFaults, OneThatIsKilledEndsAll) {
   for (const int killed : {0, 2}) {
     MpiProcesses processes = training();
     processes.send(killed, SIGKILL);
@@ -80,30 +77,15 @@ TEST_F(MpiFaults, OneThatIsKilledEndsAll) {
   }
 }
 
-TEST_F(MpiFaults, OneThatIsKilledIsNamedByAllOthers) {
-  {
-    MpiProcesses processes = training({}, kLeaveOthersAlone);
-    processes.send(2, SIGKILL);
-    expect_said(processes.wait(), "lost process 2 (", 2);
-  }
-  // In a collective, as it waits for one that is stopped.
-  MpiProcesses processes = training({}, kLeaveOthersAlone);
-  processes.send(1, SIGSTOP);
-  std::this_thread::sleep_for(milliseconds(100));
-  processes.send(0, SIGKILL);
-  processes.send(1, SIGCONT);
-  expect_said(processes.wait(), "lost process 0 (", 0);
-}
-
-TEST_F(MpiFaults, OneThatIsKilledOrExitsBeforeTheyMeetIsMissing) {
+TEST_P(MpiFaults, OneThatIsKilledOrExitsBeforeTheyMeetIsMissing) {
   for (const char* const action : {"kill", "exit"}) {
     const Own dies{.environment = with_fault({"send", "socket", 1, action})};
     expect_failed(mpirun(3, {{"parallel.deadline_s", "3"}}, {{1, dies}}).wait(),
-                  "missing process 1");
+                  "missing process 1", action == std::string("exit"));
   }
 }
 
-TEST_F(MpiFaults, OneThatFailsInASaveLeavesTheLastCheckpoint) {
+TEST_P(MpiFaults, OneThatFailsInASaveLeavesTheLastCheckpoint) {
   flags_["train.steps"] = "6";
   flags_["train.accum"] = "2";
   flags_["model.dropout"] = "0.1";
@@ -123,7 +105,7 @@ TEST_F(MpiFaults, OneThatFailsInASaveLeavesTheLastCheckpoint) {
   for (const auto& c : cases) {
     fs::remove_all(folder_ / "run");
     const auto end = mpirun(3, {}, {{c.process, {.environment = with_fault(c.fault)}}}).wait();
-    expect_failed(end, c.says);
+    expect_failed(end, c.says, c.fault.action == "exit");
     EXPECT_EQ(folder_.read("run/checkpoints/latest"), "step_2\n");
     EXPECT_FALSE(exists("run/checkpoints/step_4"));
   }
@@ -132,20 +114,8 @@ TEST_F(MpiFaults, OneThatFailsInASaveLeavesTheLastCheckpoint) {
   EXPECT_TRUE(has(again.mpirun.out, {"resumed after step 2 of 3 ranks"}));
 }
 
-TEST_F(MpiFaults, OneThatIsStoppedForLongerThanTheDeadlineIsNamed) {
-  MpiProcesses processes = training({{"parallel.deadline_s", "2"}});
-  processes.send(1, SIGSTOP);
-  expect_failed(processes.wait(), "lost process 1 (");
-}
-
-TEST_F(MpiFaults, OneThatIsStoppedForAWhileChangesNoNumber) {
-  MpiProcesses processes = training({{"checkpoint.every", "1000000"}});
-  for (const int stopped : {1, 0}) {
-    processes.send(stopped, SIGSTOP);
-    std::this_thread::sleep_for(milliseconds(500));
-    processes.send(stopped, SIGCONT);
-    wait_for_steps(processes, 3);
-  }
+TEST_P(MpiFaults, SigUsr1ToMpirunEndsAllAfterTheSameStep) {
+  MpiProcesses processes = training();
   processes.mpirun().send(SIGUSR1);
   const auto end = processes.wait();
   const std::string sha256 = sha256_of(end.mpirun);
@@ -156,27 +126,74 @@ TEST_F(MpiFaults, OneThatIsStoppedForAWhileChangesNoNumber) {
             sha256);
 }
 
-TEST_F(MpiFaults, OneThatStartsLateIsWaitedForAndOneThatNeverComesIsNamed) {
+// Which starts as many worlds of one process as there are processes.
+TEST_P(MpiFaults, AnMpiOfAnotherLauncherIsRefused) {
+  const testing::MpiLauncher other = is_mpich() ? testing::open_mpi() : testing::mpich();
+  if (!fs::exists(other.program)) GTEST_SKIP() << other.program << " is not installed";
+  const Own its{.environment = {{"LD_PRELOAD", other.library}}};
+  const auto end = mpirun(2, {}, {{0, its}, {1, its}}).wait();
+  expect_failed(end, "got process 0 of 1");
+  EXPECT_TRUE(has(end.err[0] + end.err[1],
+                  {"error: ", "[join] expected process ", " of 2 over " + other.version}));
+  EXPECT_FALSE(exists("run/config.toml"));
+}
+
+TEST_P(MpiFaults, OneThatStartsLateIsWaitedForAndOneThatNeverComesIsNamed) {
   EXPECT_EQ(sha256_of(mpirun(3, {}, {{0, {.before = "sleep 0.5"}}}).wait().mpirun),
             of_threads(3, {}));
   expect_failed(
       mpirun(3, {{"parallel.deadline_s", "2"}}, {{1, {.before = "sleep 1000; exit"}}}).wait(),
-      "missing process 1");
+      is_mpich() ? kMpiDoesNotStart : "missing process 1");
 }
 
-TEST_F(MpiFaults, OneThatIsShortOfMemoryOrDataEndsAll) {
-  expect_failed(mpirun(3, {}, {{1, {.flags = {{"data.path", folder_ / "none.txt"}}}}}).wait(),
-                "none.txt");
+TEST_P(MpiFaults, OneThatIsShortOfMemoryOrDataEndsAll) {
+  const auto end = mpirun(3, {{"parallel.deadline_s", "3"}},
+                          {{1, {.flags = {{"data.path", folder_ / "none.txt"}}}}})
+                       .wait();
+  EXPECT_NE(end.mpirun.exit_code, 0);
+  EXPECT_TRUE(has(end.err[1], {"error: ", "none.txt"}));
+  for (const std::size_t p : {0, 2}) {
+    if (has(end.err[p], {"error: "})) {
+      EXPECT_TRUE(has(end.err[p], {is_mpich() ? kMpiDoesNotStart : "none.txt"}));
+    }
+  }
   const Flags large = {
       {"model.dim", "256"}, {"model.seq", "512"}, {"train.batch", "32"}, {"memory_check", "false"}};
   expect_failed(mpirun(2, large, {{1, {.before = "ulimit -v 600000"}}}).wait(), "rank 1: ");
 }
 
-TEST_F(MpiFaults, AnMpirunThatIsKilledLeavesNoProcess) {
+TEST_P(MpiFaults, AnMpirunThatIsKilledLeavesNoProcess) {
   MpiProcesses processes = training();
   processes.mpirun().send(SIGKILL);
   (void)processes.wait();
 }
+
+INSTANTIATE_TEST_SUITE_P(Launchers, MpiFaults, ::testing::ValuesIn(testing::mpi_launchers()),
+                         testing::launcher_name);
+
+using testing::LostProcessTest;
+using testing::StoppedProcessTest;
+
+std::vector<testing::JobKind> processes() {
+  std::vector<testing::JobKind> jobs;
+  for (const testing::MpiLauncher& launcher : testing::mpi_launchers()) {
+    jobs.push_back({.name = launcher.name, .launcher = launcher});
+  }
+  return jobs;
+}
+// Of Open MPI, whose mpirun lets all speak.
+std::vector<testing::JobKind> pairs() {
+  if (!fs::exists(testing::open_mpi().program)) return {};
+  return {{.name = "openmpi_and_threads",
+           .num_processes = 2,
+           .flags = {{"parallel.threads", "2"}},
+           .launcher = testing::open_mpi()}};
+}
+INSTANTIATE_TEST_SUITE_P(Processes, LostProcessTest, ::testing::ValuesIn(processes()),
+                         testing::kind_name);
+INSTANTIATE_TEST_SUITE_P(Pairs, LostProcessTest, ::testing::ValuesIn(pairs()), testing::kind_name);
+INSTANTIATE_TEST_SUITE_P(Processes, StoppedProcessTest, ::testing::ValuesIn(processes()),
+                         testing::kind_name);
 
 }  // namespace
 }  // namespace tessera

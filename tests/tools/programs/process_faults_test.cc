@@ -21,6 +21,7 @@
 #include "tests/testing/faults.h"
 #include "tests/testing/json.h"
 #include "tests/testing/program.h"
+#include "tests/tools/programs/lost_process_suite.h"
 #include "tests/tools/testing/process_training.h"
 #include "tools/cli/main.h"
 
@@ -423,6 +424,17 @@ TEST_F(ProcessFaults, ASignalToOneEndsAllAfterTheSameStepWithACheckpoint) {
                                      step + " has it\n"}));
   }
 }
+
+using testing::LostProcessTest;
+using testing::StoppedProcessTest;
+
+const testing::JobKind kProcesses = {.name = "gloo"};
+const testing::JobKind kPairs = {
+    .name = "gloo_and_threads", .num_processes = 2, .flags = {{"parallel.threads", "2"}}};
+INSTANTIATE_TEST_SUITE_P(Jobs, LostProcessTest, ::testing::Values(kProcesses, kPairs),
+                         testing::kind_name);
+INSTANTIATE_TEST_SUITE_P(Jobs, StoppedProcessTest, ::testing::Values(kProcesses),
+                         testing::kind_name);
 
 }  // namespace
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// A tiny training whose ranks are processes that mpirun of Open MPI starts.
+// A tiny training whose ranks are processes that the launcher of an MPI starts.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/testing/mpi_launcher.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/testing/process_training.h"
@@ -31,9 +32,10 @@ class MpiProcesses {
     std::vector<std::string> words;  ///< a program and its arguments
   };
 
-  MpiProcesses(const std::vector<Command>& commands, std::vector<std::string> options)
+  MpiProcesses(const MpiLauncher& launcher, const std::vector<Command>& commands,
+               std::vector<std::string> options)
       : num_processes_(static_cast<int>(commands.size())) {
-    options.insert(options.end(), {"--oversubscribe", "--bind-to", "none", "--quiet"});
+    options.insert(options.end(), launcher.options.begin(), launcher.options.end());
     for (int p = 0; p < num_processes_; ++p) {
       const Command& command = commands[static_cast<std::size_t>(p)];
       if (p > 0) options.emplace_back(":");
@@ -44,9 +46,7 @@ class MpiProcesses {
                                command.words);
       options.insert(options.end(), words.begin(), words.end());
     }
-    mpirun_ = std::make_unique<Program>(
-        "/usr/bin/mpirun.openmpi", options,
-        Environment{{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
+    mpirun_ = std::make_unique<Program>(launcher.program, options, mpi_environment(250));
   }
 
   /// To one that has begun.
@@ -56,6 +56,8 @@ class MpiProcesses {
     ::kill(std::stoi(pid), signal);
   }
   Program& mpirun() { return *mpirun_; }
+  /// Of one that has begun.
+  bool has_ended(int process) const { return !read("pid", process).empty() && !lives(process); }
   bool all_ended() { return mpirun_->has_ended(); }
   std::string first_error() { return read("err", 0) + mpirun_->wait().err; }
 
@@ -105,15 +107,18 @@ class MpiTraining : public ProcessTraining {
  protected:
   /// `own`: of some processes, by number. `options`: of mpirun.
   MpiProcesses mpirun(int num_processes, const Flags& more = {}, const std::map<int, Own>& own = {},
-                      const std::vector<std::string>& options = {}) const {
+                      const std::vector<std::string>& options = {},
+                      const std::string& program = kTransformer) const {
     std::vector<MpiProcesses::Command> commands;
     for (int p = 0; p < num_processes; ++p) {
       const auto found = own.find(p);
       const Own its = found == own.end() ? Own() : found->second;
-      commands.push_back({its.environment, its.before, words_of(its, more)});
+      commands.push_back({its.environment, its.before, words_of(its, more, program)});
     }
-    return {commands, options};
+    return {launcher_, commands, options};
   }
+
+  MpiLauncher launcher_ = open_mpi();
 };
 
 }  // namespace tessera::testing

@@ -43,6 +43,8 @@ class Processes {
 
   void add(std::unique_ptr<Program> program) { programs_.push_back(std::move(program)); }
   Program& operator[](int process) { return *programs_.at(static_cast<std::size_t>(process)); }
+  void send(int process, int signal) { (*this)[process].send(signal); }
+  bool has_ended(int process) { return (*this)[process].has_ended(); }
   bool all_ended() {
     bool ended = true;
     for (const auto& program : programs_) ended &= program->has_ended();
