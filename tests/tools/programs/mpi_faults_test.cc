@@ -126,18 +126,6 @@ TEST_P(MpiFaults, SigUsr1ToMpirunEndsAllAfterTheSameStep) {
             sha256);
 }
 
-// Which starts as many worlds of one process as there are processes.
-TEST_P(MpiFaults, AnMpiOfAnotherLauncherIsRefused) {
-  const testing::MpiLauncher other = is_mpich() ? testing::open_mpi() : testing::mpich();
-  if (!fs::exists(other.program)) GTEST_SKIP() << other.program << " is not installed";
-  const Own its{.environment = {{"LD_PRELOAD", other.library}}};
-  const auto end = mpirun(2, {}, {{0, its}, {1, its}}).wait();
-  expect_failed(end, "got process 0 of 1");
-  EXPECT_TRUE(has(end.err[0] + end.err[1],
-                  {"error: ", "[join] expected process ", " of 2 over " + other.version}));
-  EXPECT_FALSE(exists("run/config.toml"));
-}
-
 TEST_P(MpiFaults, OneThatStartsLateIsWaitedForAndOneThatNeverComesIsNamed) {
   EXPECT_EQ(sha256_of(mpirun(3, {}, {{0, {.before = "sleep 0.5"}}}).wait().mpirun),
             of_threads(3, {}));
