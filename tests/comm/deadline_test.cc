@@ -120,7 +120,7 @@ TEST(Deadline, MayBeTheLongestThereIs) {
   });
 }
 
-TEST(Deadline, CountsAgainBehindAPause) {
+TEST(Deadline, CountsAgainAfterAPause) {
   const std::string error = error_of<CommError>([] {
     run_ranks(2, {.deadline = milliseconds(50)}, [](ProcessGroup& world) {
       if (world.rank() == 1) {

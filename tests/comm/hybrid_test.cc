@@ -202,7 +202,7 @@ TEST(HybridTest, EveryLayoutHasTheBitsOfOneProcess) {
 
 // Groups of hsdp: replicas inside processes, shards across them. Each is used on a stream of its
 // own, and so at once by all threads.
-TEST(HybridTest, ReplicasAndShardsRunBesideEachOther) {
+TEST(HybridTest, ReplicasAndShardsRunAtOneTime) {
   MessageJob({2, 2, 2}, kLong).run([](ProcessGroup& world) {
     const int replica = world.rank() / 2, shard = world.rank() % 2;
     const auto inside = world.split_by([](int r) { return r / 2; });

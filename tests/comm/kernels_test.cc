@@ -45,7 +45,7 @@ class Guarded {
   std::byte* data_;
 };
 
-TEST(Copy, WritesAllAndNothingBeside) {
+TEST(Copy, WritesAllAndNothingElse) {
   std::vector<std::byte> src(300);
   for (std::size_t i = 0; i < src.size(); ++i) src[i] = static_cast<std::byte>(i % 251);
   for (const Store store : {Store::kCached, Store::kStreaming}) {
@@ -110,7 +110,7 @@ TEST(SumInRankOrder, OfAnyNumberOfRanksIsOneAdditionAfterTheOther) {
 }
 
 // Sums are made in tiles of 2048: of the last one there may be little left.
-TEST(SumInRankOrder, WritesAllAndNothingBesideForAnyLength) {
+TEST(SumInRankOrder, WritesAllAndNothingElseForAnyLength) {
   for (const std::size_t numel : {0, 1, 2, 3, 5, 2047, 2048, 2049, 2050, 2053, 4097}) {
     for (const Store store : {Store::kCached, Store::kStreaming}) {
       for (std::size_t misaligned = 0; misaligned < 64; misaligned += 4) {

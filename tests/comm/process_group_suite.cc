@@ -219,7 +219,7 @@ TEST_P(ProcessGroupTest, ThousandOperationsInFlightOnDelayedStreams) {
   });
 }
 
-TEST_P(ProcessGroupTest, MemoryMayBeReusedBehindTheEvent) {
+TEST_P(ProcessGroupTest, MemoryMayBeReusedAfterTheEvent) {
   run(4, [](ProcessGroup& group) {
     const auto [stream, memory] = delayed_place(group.rank(), std::uint64_t(group.rank()) + 1);
     const std::int64_t n = GetParam().num_large / 2;
@@ -315,7 +315,7 @@ TEST_P(ProcessGroupTest, GroupsOfAMeshInterleave) {
 
 // As gathers and reductions of a training step: at the same time, but for what waits for the
 // other.
-TEST_P(ProcessGroupTest, TwoGroupsOfTheSameRanksRunBesideEachOther) {
+TEST_P(ProcessGroupTest, TwoGroupsOfTheSameRanksRunAtOneTime) {
   constexpr int kSize = 4, kNum = 150;
   const auto value = [](int rank, int i, std::int64_t k) {
     return std::int64_t{1000} * rank + 10 * i + k;

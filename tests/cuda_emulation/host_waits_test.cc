@@ -152,7 +152,7 @@ void update_behind_reader(const char* strategy, bool early, const OffloadOptions
   });
 }
 
-TEST(HostWaits, AnUpdateBehindAReaderHoldsUpNobody) {
+TEST(HostWaits, AnUpdateAfterAReaderHoldsUpNobody) {
   for (const char* strategy : {"ddp", "zero3"}) {
     for (const bool early : {false, true}) {
       for (const OffloadOptions& offload : {OffloadOptions{}, kAll, kSome}) {

@@ -15,7 +15,7 @@ namespace {
 
 // Streams and events.
 
-TEST_F(CudaEmulationStreams, StreamRunsInOrderAndBesideTheHost) {
+TEST_F(CudaEmulationStreams, StreamRunsInOrderWhileTheHostGoesOn) {
   set_late(a_, 1, 20);
   EXPECT_EQ(cudaStreamQuery(a_), cudaErrorNotReady);
   EXPECT_EQ(cudaGetLastError(), cudaErrorNotReady);

@@ -313,7 +313,7 @@ TEST_F(RegionTest, UsesOfOpsThatDoNotRecordEndWithTheirRegion) {
 }
 
 // What a hook sees as it ends: a unit is reduced once no use of its parameters is pending.
-TEST_F(RegionTest, UsesOfOpsThatDoNotRecordEndBeforeTheHookBehindThem) {
+TEST_F(RegionTest, UsesOfOpsThatDoNotRecordEndBeforeTheHookAfterThem) {
   Parameter frozen{.name = "frozen", .shape = {1}, .init = Init::ones(), .trainable = false};
   materialize({&frozen}, memory, 1);
   struct Counting : LoggingHooks {
@@ -439,7 +439,7 @@ TEST(Scopes, NameTheRegionAndThePass) {
   EXPECT_EQ(std::exchange(listener.seen, ""),
             "a plain forward\nb plain forward\nc inner forward\nd inner forward\n"
             "loss root forward\n")
-      << "behind a backward that has recomputed";
+      << "after a backward that has recomputed";
   const Tensor end = tape.region(root, [&] {
     const Tensor out = tape.empty(bad.shape(), bad.dtype(), "out");
     tape.record("bad", out, [](const Tensor&) { fail("broken"); });

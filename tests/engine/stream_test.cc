@@ -180,7 +180,7 @@ TEST(Event, DefaultIsReached) {
   stream.synchronize();
 }
 
-TEST(Event, OrdersOneStreamBehindAnother) {
+TEST(Event, OrdersOneStreamAfterAnother) {
   const Stream first = Stream::worker_cpu("first"), second = Stream::worker_cpu("second");
   Gate gate;
   std::atomic<int> value = 0;
@@ -196,7 +196,7 @@ TEST(Event, OrdersOneStreamBehindAnother) {
   EXPECT_EQ(read, 1);
 }
 
-TEST(Errors, AreCarriedByEventsBehindThemAndLaterWorkIsSkipped) {
+TEST(Errors, AreCarriedByEventsAfterThemAndLaterWorkIsSkipped) {
   const Stream stream = Stream::worker_cpu("comm");
   const Event before = stream.record("before");
   stream.launch({.name = "bad"}, [] { throw CommError("peer gone"); });

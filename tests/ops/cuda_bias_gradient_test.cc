@@ -84,7 +84,7 @@ struct FixedNorm {
 
 using Sizes = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
-TEST(CudaBiasGradient, IsThatOfTheCpuBehindActivations) {
+TEST(CudaBiasGradient, IsThatOfTheCpuAfterActivations) {
   for (const auto& [rows, cols] : Sizes{{1, 1}, {3, 8}, {31, 33}, {130, 7}}) {
     check_cuda(behind_linear(rows, cols, gelu_of), kBounds);
     // In bf16 what is nearly 0 may have the other sign.
@@ -97,7 +97,7 @@ TEST(CudaBiasGradient, IsThatOfTheCpuBehindActivations) {
   check_cuda_run(behind_linear(33'000, 1, gelu_of), {}, {.f32 = 2e-5});
 }
 
-TEST(CudaBiasGradient, IsThatOfTheCpuBehindNorms) {
+TEST(CudaBiasGradient, IsThatOfTheCpuAfterNorms) {
   for (const auto& [rows, cols] : Sizes{{1, 2}, {3, 8}, {31, 33}}) {
     FixedNorm norm;
     check_cuda(behind_linear(rows, cols, [&](Tape& t, const Leaves& y) { return norm(t, y[0]); }),

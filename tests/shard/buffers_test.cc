@@ -188,7 +188,7 @@ TEST(Buffers, AreThoseOfTheFirstRankThatHasABatch) {
 
 // Nothing but events orders the broadcasts and the work that reads and writes buffers: the host
 // waits for none of it and runs far ahead.
-TEST(Buffers, AreSentBehindWhatWritesThemAndAheadOfWhatReadsThem) {
+TEST(Buffers, AreSentAfterWhatWritesThemAndBeforeWhatReadsThem) {
   comm::run_ranks(2, {}, [](ProcessGroup& world) {
     const auto seed = 1 + static_cast<std::uint64_t>(world.rank());
     const Stream compute = Stream::worker_cpu("compute", {.delay_seed = seed});

@@ -104,7 +104,7 @@ TEST(CollectiveOrder, PrefetchAdaptsToAnOrderThatChanges) {
 
 // The owner of a borrowed weight is gathered when the borrower needs it, and reduced once, after
 // the first use.
-TEST(CollectiveOrder, AnOwnerIsReducedBehindAllWhoBorrow) {
+TEST(CollectiveOrder, AnOwnerIsReducedAfterAllWhoBorrow) {
   comm::run_ranks(2, {}, [](ProcessGroup& world) {
     CollectiveLog log;
     LoggedGroup group(world, log);
@@ -358,7 +358,7 @@ TEST(CollectiveOrder, PrefetchIsHowManyUnitsAreGatheredAhead) {
 }
 
 // The next forward finds them, or at least their gathers begun.
-TEST(CollectiveOrder, WhatForwardNeedsFirstIsGatheredBehindTheUpdate) {
+TEST(CollectiveOrder, WhatForwardNeedsFirstIsGatheredAfterTheUpdate) {
   for (const std::size_t prefetch : {0, 1, 2}) {
     comm::run_ranks(2, {}, [&](ProcessGroup& world) {
       CollectiveLog log;

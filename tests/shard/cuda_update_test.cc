@@ -183,7 +183,7 @@ TEST(CudaUpdate, HasTheBitsOfTheCpuInEveryStep) {
     Arrays expected = before;
     for (const int step : {1, 2}) update_on_cpu(AdamWRule{}, expected, segments, done + step);
     const Arrays got = update_on_gpu(AdamWRule{}, before, segments, {0, 0, 0, 0}, false, done);
-    EXPECT_TRUE(got.p == expected.p && got.states == expected.states) << "behind step " << done;
+    EXPECT_TRUE(got.p == expected.p && got.states == expected.states) << "after step " << done;
   }
 }
 

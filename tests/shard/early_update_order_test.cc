@@ -54,7 +54,7 @@ TEST(EarlyUpdateOrder, GathersUpdatedPartsAtOnce) {
                    "all_reduce root gradient", "all_gather root update", "all_gather norm"}));
 }
 
-TEST(EarlyUpdateOrder, GathersUpdatedPartsBehindTheLastReduction) {
+TEST(EarlyUpdateOrder, GathersUpdatedPartsAfterTheLastReduction) {
   EXPECT_EQ(collectives("zero2", UpdateGathers::kContiguous),
             (Lines{"reduce_scatter h.2 gradient", "reduce_scatter h.1 gradient",
                    "reduce_scatter h.0 gradient", "reduce_scatter root gradient",

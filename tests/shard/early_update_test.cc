@@ -61,7 +61,7 @@ void expect_bits_of_a_step_behind(const Training& run, const std::string& what) 
 
 class EarlyUpdateOn : public ::testing::TestWithParam<int> {};
 
-TEST_P(EarlyUpdateOn, HasTheBitsOfAStepBehindForEveryStrategy) {
+TEST_P(EarlyUpdateOn, HasTheBitsOfAStepAfterBackwardForEveryStrategy) {
   const int ranks = GetParam();
   for (const std::string name :
        {"ddp", "zero1", "zero2", "zero3", "shard_grad_op", "hsdp", "hybrid_zero2", "hfsdp"}) {
@@ -82,7 +82,7 @@ TEST_P(EarlyUpdateOn, HasTheBitsOfAStepBehindForEveryStrategy) {
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, EarlyUpdateOn, ::testing::Values(1, 2, 3, 4));
 
-TEST(EarlyUpdate, HasTheBitsOfAStepBehindWithManyGroups) {
+TEST(EarlyUpdate, HasTheBitsOfAStepAfterBackwardWithManyGroups) {
   for (const char* strategy : {"ddp", "zero1", "zero3", "hsdp"}) {
     Training run{.ranks = 4, .blocks = 20, .numel = 130, .adamw = true, .many_groups = true};
     run.options.placement = Placement::preset(strategy);
@@ -90,7 +90,7 @@ TEST(EarlyUpdate, HasTheBitsOfAStepBehindWithManyGroups) {
   }
 }
 
-TEST(EarlyUpdate, HasTheBitsOfAStepBehindWhateverTheSchedule) {
+TEST(EarlyUpdate, HasTheBitsOfAStepAfterBackwardWhateverTheSchedule) {
   for (const std::string name : {"ddp", "zero1", "zero3"}) {
     Training base{.ranks = 2, .accum = 2, .steps = 4, .blocks = 4, .numel = 130};
     base.options.placement = Placement::preset(name);
@@ -117,7 +117,7 @@ TEST(EarlyUpdate, HasTheBitsOfAStepBehindWhateverTheSchedule) {
 }
 
 // A rank without a batch takes part as its peers do, updates included.
-TEST(EarlyUpdate, HasTheBitsOfAStepBehindWhereARankHasNoBatch) {
+TEST(EarlyUpdate, HasTheBitsOfAStepAfterBackwardWhereARankHasNoBatch) {
   const auto run = [](bool early) {
     std::vector<float> result;
     comm::run_ranks(2, {}, [&](ProcessGroup& world) {
@@ -368,7 +368,7 @@ TEST(EarlyUpdate, IsDoneWhenTheStepIsFinished) {
   EXPECT_EQ(values[1], values[0]);
 }
 
-TEST(EarlyUpdate, TakesNoMoreMemoryThanAStepBehind) {
+TEST(EarlyUpdate, TakesNoMoreMemoryThanAStepAfterBackward) {
   const auto peak = [](bool early) {
     auto groups = comm::make_threads_world(1);
     ToyRank rank(*groups.front(), {}, {.blocks = 4, .numel = 1000, .poison = false});
@@ -414,7 +414,7 @@ TEST(EarlyUpdateErrors, SayWhatIsExpected) {
 
 // After the last backward some parameters are those of the next step, on some ranks. An evaluation
 // would see a mixture, and leave what it gathered to the next step (hfsdp).
-TEST(EarlyUpdateErrors, AnEvaluationBehindTheLastBackwardIsRefused) {
+TEST(EarlyUpdateErrors, AnEvaluationAfterTheLastBackwardIsRefused) {
   constexpr int kRanks = 4;
   for (const std::string& name : Placement::preset_names()) {
     for (const UpdateGathers gathers : kBoth) {

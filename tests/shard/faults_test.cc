@@ -185,7 +185,7 @@ TEST_P(Faults, AllRanksThrowingAtOnceEnd) {
   expect_everyone_was_told(outcome);
 }
 
-TEST_P(Faults, ARankThatCallsAnotherCollectiveIsNamedBesideTheOthers) {
+TEST_P(Faults, ARankThatCallsAnotherCollectiveIsNamedWithTheOthers) {
   const Outcome outcome = run(kPatient, options(), [](Rank& rank) {
     rank.step();
     if (rank.number == 2) rank.group.barrier("extra");

@@ -54,7 +54,7 @@ TEST(FsdpOrder, Zero3GathersTwiceAheadOfUseAndKeepsTheLastUnit) {
   }
 }
 
-TEST(FsdpOrder, PostBackwardPrefetchGathersBehindTheReduction) {
+TEST(FsdpOrder, PostBackwardPrefetchGathersAfterTheReduction) {
   EXPECT_EQ(collectives_of_step(
                 1, {.blocks = 4,
                     .options = {.prefetch = 2, .backward_prefetch = BackwardPrefetch::kPost}}),

@@ -241,7 +241,7 @@ TEST(Join, RefusesAForwardWhereThereIsNoBatch) {
 }
 
 // What join() said holds for one step, which may be given up.
-TEST(Join, IsForgottenBehindItsStep) {
+TEST(Join, IsForgottenAfterItsStep) {
   for (const bool gives_up : {true, false}) {
     comm::run_ranks(2, kSoon, [&](ProcessGroup& world) {
       UnevenRank trainer(world, with("zero3"));

@@ -199,7 +199,7 @@ TEST(NonFinite, RanksAgreeOnWhatTheyDo) {
                   {"non_finite skipped", "non_finite thrown"}));
 }
 
-TEST(NonFinite, AnUpdateBesideBackwardCannotSkip) {
+TEST(NonFinite, AnUpdateDuringBackwardCannotSkip) {
   auto groups = comm::make_threads_world(1);
   Rank rank(*groups.front(), {.non_finite = NonFinite::kSkip});
   Sgd sgd(rank.fsdp, {});

@@ -74,7 +74,7 @@ TEST(SumOfSquares, ExtremesAreExact) {
 
 // The more terms a sum may have, the narrower and the more are its bins: these squares lie in the
 // last of each.
-TEST(SumOfSquares, ManySmallSquaresAreNotLostBesideALargeOne) {
+TEST(SumOfSquares, ManySmallSquaresAreNotLostNextToALargeOne) {
   const std::vector<float> large = {1}, small(1 << 20, 0x1p-25f);
   for (const int log2_numel : {21, 24, 25, 31, 32, 36}) {
     const std::int64_t numel = std::int64_t{1} << log2_numel;

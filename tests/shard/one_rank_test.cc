@@ -62,7 +62,7 @@ TEST(Alone, HasTheBitsOfRanks) {
 }
 
 // The sum of a step that was given up may still be added to when the next one begins.
-TEST(Alone, AStepBehindOneThatWasGivenUpStartsAnew) {
+TEST(Alone, AStepAfterOneThatWasGivenUpStartsFromNothing) {
   const auto train = [](comm::ProcessGroup& world, bool gives_up) {
     const engine::Stream compute = engine::Stream::inline_cpu("compute");
     const engine::Memory memory(compute);

@@ -253,7 +253,7 @@ std::vector<std::string> lines_of(const Strategy& strategy, int ranks) {
 
 using Lines = std::vector<std::string>;
 
-TEST(Order, DdpReducesBehindBackward) {
+TEST(Order, DdpReducesAfterBackward) {
   EXPECT_EQ(lines_of({"ddp", 0, 0}, 2),
             (Lines{"all_reduce h.2 gradient", "all_reduce h.1 gradient", "all_reduce h.0 gradient",
                    "all_reduce root gradient"}));

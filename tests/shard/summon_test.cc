@@ -207,7 +207,7 @@ TEST(SummonErrors, WhatIsInUseIsRefused) {
   });
 }
 
-TEST(SummonErrors, NothingIsWrittenBehindAnException) {
+TEST(SummonErrors, NothingIsWrittenAfterAnException) {
   comm::run_ranks(1, {}, [](ProcessGroup& world) {
     Rank rank(world);
     const std::vector<float> before = rank.fsdp.full_parameter(rank.model.scale);

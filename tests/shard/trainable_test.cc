@@ -206,7 +206,7 @@ TEST(Trainable, FrozenUnitsAreNeitherReducedNorUpdated) {
 }
 
 // What was begun and given up leaves nothing behind.
-TEST(Trainable, MayChangeBehindAStepThatWasGivenUp) {
+TEST(Trainable, MayChangeAfterAStepThatWasGivenUp) {
   comm::run_ranks(2, {}, [](ProcessGroup& world) {
     Rank rank(world), other(world);
     rank.fsdp.begin_step(2, {.no_sync = true});
@@ -263,7 +263,7 @@ TEST(TrainableErrors, AChangeComesBeforeJoin) {
 }
 
 // A rank without a batch would repeat a step in which other parameters were trained.
-TEST(TrainableErrors, JoinNeedsABatchBehindAChange) {
+TEST(TrainableErrors, JoinNeedsABatchAfterAChange) {
   comm::run_ranks(2, {}, [](ProcessGroup& world) {
     Rank rank(world);
     ASSERT_EQ(rank.fsdp.join(1), 1);

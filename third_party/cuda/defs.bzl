@@ -215,7 +215,7 @@ _all_kernel_reports = aspect(
 )
 
 def _kernel_reports_impl(ctx):
-    """One file: nvcc's version, and behind a line "file PATH" what ptxas says of it. Empty where nvcc compiles nothing."""
+    """One file: nvcc's version, and after a line "file PATH" what ptxas says of it. Empty where nvcc compiles nothing."""
     found = depset(transitive = [dep[AllKernelReportsInfo].reports for dep in ctx.attr.deps]).to_list()
     output = ctx.actions.declare_file(ctx.label.name + ".txt")
     commands = ["%s --version" % NVCC] if found else []

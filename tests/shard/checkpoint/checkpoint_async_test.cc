@@ -113,7 +113,7 @@ TEST(CheckpointAsync, WhoWritesGivesWayToRanksAndIsNotStarved) {
   EXPECT_EQ(steps_in(folder / "c"), (Steps{2, 1}));
 }
 
-TEST(CheckpointAsync, WhatIsWrittenAtOnceBehindTheCallIsNotSaved) {
+TEST(CheckpointAsync, WhatIsWrittenRightAfterTheCallIsNotSaved) {
   const TempFolder folder, without;
   CheckpointRun run = run_in(folder, 1);
   run.training.numel = testing::kIsSlow ? 1 << 15 : 1 << 19;  // takes a while to copy
@@ -131,7 +131,7 @@ TEST(CheckpointAsync, WhatIsWrittenAtOnceBehindTheCallIsNotSaved) {
   EXPECT_TRUE(goes_on_unharmed(run, 1, without / "c"));
 }
 
-TEST(CheckpointAsync, TheNextSaveAndALoadAreBehindTheOneAtWork) {
+TEST(CheckpointAsync, TheNextSaveAndALoadComeAfterTheOneAtWork) {
   const TempFolder folder;
   CheckpointRun run = run_in(folder, 1);
   const Hold hold(folder);

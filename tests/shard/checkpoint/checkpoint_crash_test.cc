@@ -81,7 +81,7 @@ void kill_at_every_call(bool async) {
 }
 
 TEST(CheckpointCrash, EveryCall) { kill_at_every_call(false); }
-TEST(CheckpointCrash, EveryCallBesideTraining) { kill_at_every_call(true); }
+TEST(CheckpointCrash, EveryCallDuringTraining) { kill_at_every_call(true); }
 
 // What a power cut may leave
 // -----------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ TEST(CheckpointCrash, APowerCutLeavesWhatWasSaved) {
         EXPECT_EQ(reader.manifest().step, step);
         newest = std::max(newest, static_cast<int>(step));
       }
-      EXPECT_GE(newest, saved) << "behind " << call.call << " " << call.path << " " << only_flushed;
+      EXPECT_GE(newest, saved) << "after " << call.call << " " << call.path << " " << only_flushed;
       EXPECT_LE(newest, saved + 1);
       if (newest == 0) continue;
       CheckpointRun next = crash_run(after / "f/new/c", newest, false);

@@ -86,7 +86,7 @@ TEST(CudaCheckpoint, KeepsWhatAHookRemembers) {
   EXPECT_TRUE(goes_on_unharmed(run, 2, without / "c"));
 }
 
-TEST(CudaCheckpoint, WhatIsWrittenAtOnceBehindTheCallIsNotSaved) {
+TEST(CudaCheckpoint, WhatIsWrittenRightAfterTheCallIsNotSaved) {
   const TempFolder folder, without;
   CheckpointRun run = run_on(num_gpus(), "zero3", 2, 1);
   run.checkpoints.folder = folder / "c";

@@ -77,7 +77,7 @@ TEST(Snapshot, HoldsBuffersOfTheStepBeforeTheNextForward) {
 }
 
 // What compute was told before is part of it.
-TEST(Snapshot, IsBehindWhatComputeWasTold) {
+TEST(Snapshot, ComesAfterWhatComputeWasTold) {
   const Memory memory;
   for (const char* kind : {"parameter", "buffer"}) {
     const Tensor values = filled(memory, 3, 1, "values");

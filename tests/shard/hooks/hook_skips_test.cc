@@ -110,7 +110,7 @@ TEST(HookSkips, AStepThatOthersSkipCountsForNothing) {
   EXPECT_NE(all[1], all[0]);
 }
 
-TEST(HookSkips, AnUpdateCountsThoughNoStepIsGivenUpBehindIt) {
+TEST(HookSkips, AnUpdateCountsThoughNoStepIsGivenUpAfterIt) {
   const auto train = [](bool cancels) {
     return state_behind([=](HookRank& t, Sgd& sgd) {
       for (int step = 0; step < 2; ++step) {
@@ -146,7 +146,7 @@ TEST(HookSkips, AStepThatIsRefusedCountsForNothing) {
   EXPECT_EQ(train(true), train(false));
 }
 
-TEST(HookSkips, WhatIsRememberedIsReadBehindAStep) {
+TEST(HookSkips, WhatIsRememberedIsReadAfterAStep) {
   for (const NonFinite policy : {NonFinite::kThrow, NonFinite::kSkip}) {
     comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
       HookRun run;
