@@ -130,6 +130,7 @@ const Tensor& Tape::use(Parameter& p) {
 bool Tape::needs_grad(const Tensor& x) {
   if (pass_ == Pass::kUnrecorded || !wants_grad(x)) return false;
   deferred_.wanted = true;
+  if (pass_ == Pass::kDeferred) deferred_.read.push_back({x.buffer(), x.name()});
   return recording();
 }
 
@@ -309,7 +310,10 @@ std::vector<Tensor> Tape::defer(const Block& block, const Outputs& fn, Outputs a
     return results;
   }
   for (const std::uint64_t serial : deferred_.made) inside_.emplace(serial, &block);
-  Entry entry{.kind = Entry::Kind::kReplay, .block = &block, .fn = std::move(again)};
+  Entry entry{.kind = Entry::Kind::kReplay,
+              .block = &block,
+              .fn = std::move(again),
+              .read = std::move(deferred_.read)};
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (!results[i].defined()) continue;
     const TensorKey key = results[i].key();
@@ -474,6 +478,13 @@ void Tape::replay(Entry& entry) {
   const std::vector<Tensor> douts = take_grads(entry);
   if (douts.empty()) return;
   if (memory_.checks_saved()) entry.saved.check(compute_, entry.str());
+  for (const Read& read : entry.read) {
+    require(!read.buffer.expired(),
+            "[region] expected '{}', which the function of {} read in forward, to live until it is "
+            "recomputed, got a tensor that is gone: the function refers to it, and is to be handed "
+            "it as an input, or to capture it by value",
+            read.name, entry.block->name);
+  }
   std::vector<Tensor> results;
   {
     const InScope scope(compute_, {entry.block->name, "recompute"});

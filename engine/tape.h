@@ -106,9 +106,10 @@ class Tape {
   /// Runs `fn` as one region of `block`: its hooks fire around it now and, reversed, in backward.
   /// `block` must outlive the recording. With `recompute`, backward calls a copy of `fn` again,
   /// after the scope that made it has ended: capture tensors by value, for a reference to one
-  /// dangles by then. The second call must compute what the first did. A tensor leaves a recomputed
-  /// region only as an output: one assigned to an outer variable has no gradient, and an op that
-  /// needs it throws.
+  /// dangles by then. Where a tensor whose gradient the region gives is gone, backward throws
+  /// InvalidArgument that names both. The second call must compute what the first did. A tensor
+  /// leaves a recomputed region only as an output: one assigned to an outer variable has no
+  /// gradient, and an op that needs it throws.
   Tensor region(const Block& block, const std::function<Tensor()>& fn, RegionOptions options = {});
   /// A region with several outputs, e.g. a hidden state and an auxiliary loss.
   std::vector<Tensor> region(const Block& block, const std::function<std::vector<Tensor>()>& fn,
@@ -181,6 +182,11 @@ class Tape {
     std::weak_ptr<Buffer> buffer;
     std::int64_t nbytes;
   };
+  // What a region that is to be recomputed read, made outside and with a gradient.
+  struct Read {
+    std::weak_ptr<Buffer> buffer;
+    std::string name;
+  };
   struct Entry {
     enum class Kind { kOp, kRegionBegin, kRegionEnd, kReplay };
     Kind kind = Kind::kOp;
@@ -191,6 +197,7 @@ class Tape {
     const Block* block = nullptr;       // regions and replays
     Outputs fn = {};                    // replays
     bool is_frozen = false;
+    std::vector<Read> read = {};              // replays
     SavedValues saved = {};                   // with MemoryOptions::check_saved
     std::vector<std::uint64_t> results = {};  // then, of replays: checksums of `outs`
 
@@ -200,6 +207,7 @@ class Tape {
   struct Deferred {
     bool wanted = false;              // an op asked for a gradient that somebody wants
     std::vector<std::uint64_t> made;  // serials of what its ops made
+    std::vector<Read> read;
   };
   class PassScope {
    public:

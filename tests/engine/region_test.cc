@@ -165,6 +165,28 @@ TEST_F(RegionTest, AnInnerRegionMayReturnWhatTheOuterMade) {
   EXPECT_EQ(tape.grad(x).item(), 8);
 }
 
+// A reference to a tensor that has been assigned to since, or whose scope is gone.
+TEST_F(RegionTest, WhatARecomputedRegionReadMustNotBeGone) {
+  const Tensor x = input({1});
+  tape.watch(x);
+  const auto of_two_layers = [&](bool by_value) {
+    Tensor h = scale(tape, x, 2);
+    for (int layer = 0; layer < 2; ++layer) {
+      h = by_value
+              ? tape.region(
+                    block, {.recompute = true},
+                    [this](const Tensor& in) { return polite_scale(tape, in, 3); }, h)
+              : tape.region(block, [&] { return polite_scale(tape, h, 3); }, {.recompute = true});
+    }
+    tape.backward(h);
+  };
+  of_two_layers(true);
+  EXPECT_EQ(tape.grad(x).item(), 18);
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { of_two_layers(false); }),
+                  {"[region]", "which the function of h.0 read in forward", "gone", "by value"}));
+  EXPECT_EQ(tape.num_entries(), 0u);
+}
+
 TEST_F(RegionTest, WhatLeavesARecomputedRegionByCaptureIsRefused) {
   const Tensor x = input({1});
   tape.watch(x);
