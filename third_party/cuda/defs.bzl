@@ -3,6 +3,7 @@
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
 load("@local_cuda//:defs.bzl", "CUDA_FOUND", "HOST_COMPILER", "NCCL_FOUND", "NVCC")
 
+# --define=cuda_lines=1 adds the lines of sources, for profilers and compute-sanitizer; that doubles the machine code.
 # Machine code for these, and PTX of the last for every later GPU. --define=cuda_archs=90,100 chooses others. What is for
 # sm_90a stands in files of its own, NAME_sm90a.cu.
 _ARCHS = "80,90"
@@ -10,8 +11,7 @@ _ARCHS = "80,90"
 NVCC_FLAGS = [
     "-std=c++20",
     "-O3",
-    "-lineinfo",
-    "--compress-mode=size",  # machine code with line numbers is 6 times larger without
+    "--compress-mode=size",
     "--expt-relaxed-constexpr",
     "-fmad=false",  # products and sums round as on the CPU, whatever was inlined; kernels ask for fma by name
     "-Xcompiler=-fPIC,-ffp-contract=off,-Wall",
@@ -71,6 +71,8 @@ def _arguments(ctx, context):
     arguments.add_all(NVCC_FLAGS)
     if not ctx.label.workspace_root:
         arguments.add("--Werror=all-warnings")
+    if ctx.var.get("cuda_lines") == "1":
+        arguments.add("-lineinfo")
     arguments.add_all(depset([root], transitive = [context.quote_includes, context.includes]), before_each = "-I")
     arguments.add_all(context.system_includes, before_each = "-isystem")
     arguments.add_all(depset(ctx.attr.local_defines, transitive = [context.defines]), format_each = "-D%s")
