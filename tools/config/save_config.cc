@@ -2,7 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
+#include <system_error>
+
 #include "engine/error.h"
+#include "engine/io/text.h"
 #include "tools/huggingface/adapter_files.h"
 #include "tools/huggingface/config_file.h"
 #include "tools/huggingface/kept_files.h"
@@ -42,6 +46,17 @@ std::vector<RunFile> SaveConfig::files(bool of_adapters) const {
           {"save.final", there + "/" + kReplacedConfig},
           {"save.final", there + "/model.safetensors"},
           {"save.final", there + "/" + std::string(kModelIndex)}};
+}
+
+std::string SaveConfig::warning(bool of_adapters) const {
+  for (const RunFile& file : files(of_adapters)) {
+    std::error_code error;
+    if (!std::filesystem::exists(file.path, error)) continue;
+    return fmt::format("save.final: what {} has, {} among it, is replaced at the end",
+                       engine::escaped(folder()),
+                       engine::escaped(std::filesystem::path(file.path).filename().string()));
+  }
+  return "";
 }
 
 SaveOptions SaveConfig::options(const std::string& init_from) const {

@@ -24,6 +24,8 @@ struct SaveConfig {
   std::string folder() const;
   /// What is written, of a model or of its adapters alone; none if nothing is saved.
   std::vector<RunFile> files(bool of_adapters = false) const;
+  /// That what `files` has is there already, and will be replaced; empty: it is not.
+  std::string warning(bool of_adapters) const;
   /// How to save a model that began from the folder `init_from`, as it was typed; empty: none.
   SaveOptions options(const std::string& init_from) const;
 };

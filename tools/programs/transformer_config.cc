@@ -102,7 +102,11 @@ TokenMix TransformerConfig::dataset(const ModelConfig& sizes,
 
 std::vector<std::string> TransformerConfig::warnings(const TokenMix& tokens,
                                                      const ModelConfig& sizes) const {
-  return mix_warnings(tokens, data_fit(sizes), !train.sums_losses());
+  std::vector<std::string> lines = mix_warnings(tokens, data_fit(sizes), !train.sums_losses());
+  if (std::string line = save.warning(/*of_adapters=*/lora.is_on()); !line.empty()) {
+    lines.push_back(std::move(line));
+  }
+  return lines;
 }
 
 void TransformerConfig::settle_loss_mean(bool keeps_documents) {

@@ -152,7 +152,9 @@ TEST_F(StartFaults, TheLockOfARunIsNoOutput) {
 }
 
 TEST_F(StartFaults, AModelToStartFromIsNoOutput) {
-  ASSERT_EQ(run({{"save.final", folder_ / "m"}}).exit_code, 0);
+  const Outcome first = run({{"save.final", folder_ / "m"}});
+  ASSERT_EQ(first.exit_code, 0);
+  EXPECT_FALSE(has(first.out, {"save.final"}));
   const std::string weights = folder_.read("m/model.safetensors");
   for (const std::string name : {"config.json", "model.safetensors"}) {
     expect_refused({{"init.from", folder_ / "m"}, {"log.jsonl", folder_ / "m/" + name}},
@@ -162,6 +164,7 @@ TEST_F(StartFaults, AModelToStartFromIsNoOutput) {
   // What is read before it is replaced as a whole may be both.
   const Outcome in_place = run({{"init.from", folder_ / "m"}, {"save.final", folder_ / "m"}});
   EXPECT_EQ(in_place.exit_code, 0) << in_place.err;
+  EXPECT_TRUE(has(in_place.out, {"warning: save.final: what ", "/m has, config.json among it"}));
   EXPECT_NE(folder_.read("m/model.safetensors"), weights);
 }
 
