@@ -17,7 +17,7 @@
 #include "shard/optimizer/adamw.h"
 #include "tools/bench/link.h"
 #include "tools/bench/parts.h"
-#include "tools/config/default_data.h"
+#include "tools/config/data/default_data.h"
 #include "tools/data/token_dataset.h"
 #include "tools/models/family.h"
 #include "tools/rates/timing.h"

@@ -12,7 +12,7 @@
 #include "tools/compare/request/named.h"
 #include "tools/launch/ranks.h"
 #include "tools/planning/task_plan.h"
-#include "tools/programs/memory_check.h"
+#include "tools/programs/run/memory_check.h"
 #include "tools/programs/transformer_memory.h"
 #include "tools/programs/transformer_plan.h"
 

@@ -13,7 +13,7 @@
 #include "engine/io/file.h"
 #include "engine/io/text.h"
 #include "tools/compare/request/training_process.h"
-#include "tools/config/token_data_config.h"
+#include "tools/config/data/token_data_config.h"
 #include "tools/data/data_digest.h"
 #include "tools/data/mix_order.h"
 #include "tools/data/token_file.h"

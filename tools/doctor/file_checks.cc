@@ -1,5 +1,5 @@
 #include "tools/doctor/file_checks.h"
-#include "tools/config/data_path.h"
+#include "tools/config/data/data_path.h"
 
 #include <fmt/format.h>
 #include <sys/statvfs.h>
@@ -15,7 +15,7 @@
 #include "engine/error.h"
 #include "engine/io/file.h"
 #include "tools/cli/flags.h"
-#include "tools/config/default_data.h"
+#include "tools/config/data/default_data.h"
 #include "tools/config/train_config.h"
 #include "tools/data/fashion_mnist.h"
 #include "tools/data/token_file.h"

@@ -16,15 +16,15 @@
 #include "ops/cross_entropy.h"
 #include "tools/cli/main.h"
 #include "tools/cli/run_files.h"
-#include "tools/config/data_path.h"
-#include "tools/config/default_data.h"
+#include "tools/config/data/data_path.h"
+#include "tools/config/data/default_data.h"
 #include "tools/data/data_digest.h"
 #include "tools/data/fashion_mnist.h"
 #include "tools/data/permutation.h"
 #include "tools/data/token_dataset.h"
 #include "tools/io/jsonl.h"
 #include "tools/models/mlp.h"
-#include "tools/programs/run_task.h"
+#include "tools/programs/run/run_task.h"
 #include "tools/train/task.h"
 
 namespace tessera::tools {

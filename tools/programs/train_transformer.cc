@@ -1,7 +1,7 @@
 // Trains a transformer, fully sharded over ranks that are threads of this process.
 #include "tools/cli/main.h"
 #include "tools/models/family.h"
-#include "tools/programs/run_task.h"
+#include "tools/programs/run/run_task.h"
 #include "tools/programs/transformer_task.h"
 
 int main(int argc, char** argv) {

@@ -8,10 +8,10 @@
 
 #include "ops/attention.h"
 #include "tools/cli/run_files.h"
+#include "tools/config/data/token_data_config.h"
 #include "tools/config/lora_config.h"
 #include "tools/config/model_flags.h"
 #include "tools/config/save_config.h"
-#include "tools/config/token_data_config.h"
 #include "tools/config/train_config.h"
 #include "tools/data/data_fit.h"
 #include "tools/models/family.h"

@@ -3,7 +3,7 @@
 
 #include "tools/launch/ranks.h"
 #include "tools/models/language_model.h"
-#include "tools/programs/memory_check.h"
+#include "tools/programs/run/memory_check.h"
 #include "tools/programs/transformer_config.h"
 
 namespace tessera::tools {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "tools/config/token_text.h"
+#include "tools/config/data/token_text.h"
 #include "tools/data/token_mix.h"
 #include "tools/huggingface/model_writer.h"
 #include "tools/models/family.h"

@@ -12,7 +12,7 @@
 #include "engine/io/text.h"
 #include "tools/cli/flags.h"
 #include "tools/cli/main.h"
-#include "tools/config/token_text.h"
+#include "tools/config/data/token_text.h"
 #include "tools/data/data_fit.h"
 #include "tools/data/token_mix.h"
 #include "tools/models/family.h"

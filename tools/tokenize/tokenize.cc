@@ -16,7 +16,7 @@
 #include "tools/cli/error_output.h"
 #include "tools/cli/flags.h"
 #include "tools/cli/main.h"
-#include "tools/config/document_config.h"
+#include "tools/config/data/document_config.h"
 #include "tools/data/document_encoder.h"
 #include "tools/data/documents.h"
 #include "tools/data/token_file.h"

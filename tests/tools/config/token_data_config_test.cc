@@ -1,4 +1,4 @@
-#include "tools/config/token_data_config.h"
+#include "tools/config/data/token_data_config.h"
 
 #include <gtest/gtest.h>
 

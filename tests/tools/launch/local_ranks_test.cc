@@ -19,7 +19,7 @@
 #include "tests/tools/trace/trace_file.h"
 #include "tools/launch/ranks.h"
 #include "tools/probe/probe_record.h"
-#include "tools/programs/audit.h"
+#include "tools/programs/run/audit.h"
 #include "tools/report/rank_errors.h"
 #include "tools/report/run_probe.h"
 #include "tools/report/run_trace.h"

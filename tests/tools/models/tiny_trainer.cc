@@ -1,7 +1,7 @@
 // The trainer's program with one more family.
 #include "tests/tools/testing/tiny_family.h"
 #include "tools/cli/main.h"
-#include "tools/programs/run_task.h"
+#include "tools/programs/run/run_task.h"
 #include "tools/programs/transformer_task.h"
 
 int main(int argc, char** argv) {

@@ -15,7 +15,7 @@
 #include "tests/tools/testing/gpt_run.h"
 #include "tools/planning/plan_report.h"
 #include "tools/planning/planner.h"
-#include "tools/programs/audit.h"
+#include "tools/programs/run/audit.h"
 
 namespace tessera::tools {
 namespace {

@@ -14,7 +14,7 @@
 #include "tools/planning/budget.h"
 #include "tools/planning/plan_report.h"
 #include "tools/planning/planner.h"
-#include "tools/programs/audit.h"
+#include "tools/programs/run/audit.h"
 
 namespace tessera::tools {
 namespace {

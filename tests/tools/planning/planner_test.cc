@@ -23,7 +23,7 @@
 #include "tests/tools/testing/planned_gpt.h"
 #include "tools/planning/budget.h"
 #include "tools/planning/plan_report.h"
-#include "tools/programs/audit.h"
+#include "tools/programs/run/audit.h"
 #include "tools/programs/transformer_plan.h"
 
 namespace tessera::tools {

@@ -20,7 +20,7 @@
 #include "engine/tape.h"
 #include "tools/cli/main.h"
 #include "tools/models/model.h"
-#include "tools/programs/run_task.h"
+#include "tools/programs/run/run_task.h"
 #include "tools/programs/transformer_task.h"
 
 namespace tessera::tools {

@@ -1,5 +1,5 @@
 // A training that the host's memory cannot hold is refused before its ranks start.
-#include "tools/programs/memory_check.h"
+#include "tools/programs/run/memory_check.h"
 #include "tests/testing/json.h"
 
 #include <gtest/gtest.h>

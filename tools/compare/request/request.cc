@@ -20,7 +20,7 @@
 #include "tools/machine/environment.h"
 #include "tools/planning/strategy_list.h"
 #include "tools/probe/divergence.h"
-#include "tools/programs/run_checks.h"
+#include "tools/programs/run/run_checks.h"
 #include "tools/train/graph_choice.h"
 
 namespace tessera::tools {

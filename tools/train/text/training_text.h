@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tools/config/token_data_config.h"
+#include "tools/config/data/token_data_config.h"
 #include "tools/data/token_mix.h"
 #include "tools/decoding/prompts.h"
 #include "tools/models/family.h"

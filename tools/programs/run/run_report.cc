@@ -1,4 +1,4 @@
-#include "tools/programs/run_report.h"
+#include "tools/programs/run/run_report.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "tools/programs/run_task.h"
+#include "tools/programs/run/run_task.h"
 
 #include <fmt/format.h>
 
@@ -27,11 +27,11 @@
 #include "tools/machine/environment.h"
 #include "tools/planning/plan_report.h"
 #include "tools/planning/task_plan.h"
-#include "tools/programs/gemm_choice.h"
-#include "tools/programs/process_run.h"
-#include "tools/programs/run_report.h"
-#include "tools/programs/run_start.h"
-#include "tools/programs/train_rank.h"
+#include "tools/programs/run/gemm_choice.h"
+#include "tools/programs/run/process_run.h"
+#include "tools/programs/run/run_report.h"
+#include "tools/programs/run/run_start.h"
+#include "tools/programs/run/train_rank.h"
 #include "tools/report/flight_output.h"
 #include "tools/report/rank_errors.h"
 #include "tools/report/run_failure.h"

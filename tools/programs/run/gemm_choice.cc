@@ -1,4 +1,4 @@
-#include "tools/programs/gemm_choice.h"
+#include "tools/programs/run/gemm_choice.h"
 
 #include <fmt/format.h>
 

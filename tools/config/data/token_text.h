@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "tools/config/token_data_config.h"
+#include "tools/config/data/token_data_config.h"
 #include "tools/data/token_mix.h"
 #include "tools/tokenizer/tokenizer.h"
 

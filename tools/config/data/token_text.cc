@@ -1,4 +1,4 @@
-#include "tools/config/token_text.h"
+#include "tools/config/data/token_text.h"
 
 #include <utility>
 

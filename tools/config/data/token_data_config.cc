@@ -1,4 +1,4 @@
-#include "tools/config/token_data_config.h"
+#include "tools/config/data/token_data_config.h"
 
 #include <fmt/format.h>
 
@@ -12,8 +12,8 @@
 
 #include "engine/error.h"
 #include "engine/io/text.h"
-#include "tools/config/data_path.h"
-#include "tools/config/default_data.h"
+#include "tools/config/data/data_path.h"
+#include "tools/config/data/default_data.h"
 #include "tools/data/document_encoder.h"
 #include "tools/data/documents.h"
 #include "tools/data/mix_order.h"

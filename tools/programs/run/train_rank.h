@@ -7,7 +7,7 @@
 
 #include "comm/process_group.h"
 #include "tools/io/jsonl.h"
-#include "tools/programs/process_run.h"
+#include "tools/programs/run/process_run.h"
 #include "tools/report/late_ranks.h"
 #include "tools/report/run_log.h"
 #include "tools/train/trainer.h"

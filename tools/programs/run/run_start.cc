@@ -1,4 +1,4 @@
-#include "tools/programs/run_start.h"
+#include "tools/programs/run/run_start.h"
 
 #include <utility>
 
@@ -7,8 +7,8 @@
 #include "tools/launch/launch_warnings.h"
 #include "tools/machine/environment.h"
 #include "tools/planning/task_plan.h"
-#include "tools/programs/memory_check.h"
-#include "tools/programs/run_checks.h"
+#include "tools/programs/run/memory_check.h"
+#include "tools/programs/run/run_checks.h"
 #include "tools/train/checkpoint_folder.h"
 #include "tools/train/graph_choice.h"
 

@@ -8,7 +8,7 @@
 #include "engine/gemm/gemm_algorithms.h"
 #include "tools/cli/flags.h"
 #include "tools/launch/ranks.h"
-#include "tools/programs/audit.h"
+#include "tools/programs/run/audit.h"
 #include "tools/report/flight_output.h"
 #include "tools/report/run_probe.h"
 #include "tools/report/run_trace.h"

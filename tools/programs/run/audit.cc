@@ -1,4 +1,4 @@
-#include "tools/programs/audit.h"
+#include "tools/programs/run/audit.h"
 
 #include <fmt/format.h>
 

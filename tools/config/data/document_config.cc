@@ -1,4 +1,4 @@
-#include "tools/config/document_config.h"
+#include "tools/config/data/document_config.h"
 
 #include "engine/error.h"
 #include "engine/io/text.h"

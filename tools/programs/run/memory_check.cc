@@ -1,4 +1,4 @@
-#include "tools/programs/memory_check.h"
+#include "tools/programs/run/memory_check.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "tools/programs/train_rank.h"
+#include "tools/programs/run/train_rank.h"
 
 #include <chrono>
 #include <exception>

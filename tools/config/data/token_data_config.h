@@ -9,7 +9,7 @@
 
 #include "tools/cli/flags.h"
 #include "tools/cli/run_files.h"
-#include "tools/config/document_config.h"
+#include "tools/config/data/document_config.h"
 #include "tools/data/data_fit.h"
 #include "tools/data/token_dataset.h"
 #include "tools/data/token_file.h"

@@ -1,8 +1,8 @@
 // What a run says and writes when it has ended well: rank 0 alone does.
 #pragma once
 
-#include "tools/programs/process_run.h"
-#include "tools/programs/train_rank.h"
+#include "tools/programs/run/process_run.h"
+#include "tools/programs/run/train_rank.h"
 #include "tools/report/run_log.h"
 
 namespace tessera::tools {

@@ -1,4 +1,4 @@
-#include "tools/programs/process_run.h"
+#include "tools/programs/run/process_run.h"
 
 #include <fmt/format.h>
 

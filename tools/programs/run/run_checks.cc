@@ -1,4 +1,4 @@
-#include "tools/programs/run_checks.h"
+#include "tools/programs/run/run_checks.h"
 
 #include <string_view>
 

@@ -1,4 +1,4 @@
-#include "tools/config/data_path.h"
+#include "tools/config/data/data_path.h"
 
 #include <filesystem>
 #include <system_error>
