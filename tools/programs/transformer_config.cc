@@ -128,12 +128,17 @@ std::vector<std::string> TransformerConfig::check_data_head(const ModelConfig& s
   return data.check_heads(data_fit(sizes));
 }
 
-std::vector<RunFile> TransformerConfig::files_read(const FlagSet& flags,
-                                                   const std::vector<RunFile>& data) const {
+std::vector<RunFile> TransformerConfig::files_read() const {
   std::vector<RunFile> files = model_files(init_from);
   for (RunFile& file : lora.files_read()) files.push_back(std::move(file));
-  files.insert(files.end(), data.begin(), data.end());
   if (!val_prompts.empty()) files.push_back({"log.val_prompts", resolve_user_path(val_prompts)});
+  return files;
+}
+
+std::vector<RunFile> TransformerConfig::files_read(const FlagSet& flags,
+                                                   const std::vector<RunFile>& data) const {
+  std::vector<RunFile> files = files_read();
+  files.insert(files.end(), data.begin(), data.end());
   if (!flags.config_path().empty()) files.push_back({"config", flags.config_path()});
   return files;
 }

@@ -52,7 +52,9 @@ struct TransformerConfig : TrainConfig {
   /// Sets train.loss_mean, for such data. Throws InvalidArgument for a memory_budget that would
   /// change what the loss is the mean of.
   void settle_loss_mean(bool keeps_documents);
-  /// What a training reads: `data`, the files of init.from and lora.from, and that of --config.
+  /// The files of init.from, lora.from and log.val_prompts.
+  std::vector<RunFile> files_read() const;
+  /// What a training reads: `data`, these files, and that of --config.
   std::vector<RunFile> files_read(const FlagSet& flags, const std::vector<RunFile>& data) const;
   /// Throws InvalidArgument when an output is an input (`data`: the files in use). But a model may
   /// be saved to the folder it came from, and adapters to theirs: by then they were read, and their

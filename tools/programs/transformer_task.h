@@ -31,6 +31,7 @@ class TransformerTask : public Task {
   std::string model_text() const override;
   std::string data_text() const override;
   std::string data_digest() const override;
+  std::vector<RunFile> files_read() const override { return config_.files_read(); }
   bool samples() const override { return config_.sample_tokens > 0; }
   std::unique_ptr<TaskRank> rank() const override;
   std::string closing_line(std::optional<std::int64_t> checkpoint) const override;

@@ -10,6 +10,7 @@
 
 #include "comm/process_group.h"
 #include "tools/cli/flags.h"
+#include "tools/cli/run_files.h"
 #include "tools/config/train_config.h"
 #include "tools/models/model.h"
 #include "tools/report/run_log.h"
@@ -74,6 +75,8 @@ class Task {
   virtual std::string data_text() const = 0;
   /// What makes the data what they are, wherever they lie: see data_digest.h. Reads them.
   virtual std::string data_digest() const = 0;
+  /// Besides the data: what every process reads for itself, and must have found the same.
+  virtual std::vector<RunFile> files_read() const { return {}; }
   virtual bool samples() const { return false; }
   virtual std::unique_ptr<TaskRank> rank() const = 0;
   /// The last line for the terminal; empty: none. `checkpoint`: of which step the run's last

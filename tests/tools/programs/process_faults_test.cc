@@ -76,6 +76,8 @@ TEST_F(ProcessFaults, OneThatIsNotLikeTheFirstIsNamedWithBothValues) {
   std::string text = folder_.read("text.txt");
   text[100] = '!';
   folder_.write("other/text.txt", text);
+  folder_.write("prompts.txt", "a\n");
+  folder_.write("other/prompts.txt", "b\n");
   const auto in = [&](const std::string& folder) {
     return testing::Environment{{"BUILD_WORKING_DIRECTORY", folder}};
   };
@@ -102,6 +104,11 @@ TEST_F(ProcessFaults, OneThatIsNotLikeTheFirstIsNamedWithBothValues) {
         {1, {{}, in(folder_ / "other")}},
         {2, {{}, in(folder_.path())}}},
        "data.digest = "},
+      {{{"log.val_prompts", "prompts.txt"}, {"log.val_every", "1"}, {"sample.tokens", "2"}},
+       {{0, {{}, in(folder_.path())}},
+        {1, {{}, in(folder_ / "other")}},
+        {2, {{}, in(folder_.path())}}},
+       "log.val_prompts.prompts.txt = 2 bytes "},
   };
   for (const auto& c : cases) {
     const auto all = start(3, c.flags, c.own).wait();
@@ -110,6 +117,24 @@ TEST_F(ProcessFaults, OneThatIsNotLikeTheFirstIsNamedWithBothValues) {
     EXPECT_EQ(all[2].err, all[0].err);
     EXPECT_FALSE(has_begun()) << c.says;
   }
+}
+
+TEST_F(ProcessFaults, AModelWithOtherWeightsIsNamed) {
+  sha256_of(start(2, {{"save.final", folder_ / "model"}}).wait());
+  fs::remove_all(folder_ / "run");
+  fs::create_directory(folder_ / "other");
+  fs::copy(folder_ / "model", folder_ / "other/model");
+  std::string weights = folder_.read("model/model.safetensors");
+  weights.back() ^= 1;
+  folder_.write("other/model/model.safetensors", weights);
+  const auto in = [&](const std::string& folder) {
+    return Own{{}, {{"BUILD_WORKING_DIRECTORY", folder}}};
+  };
+  const Flags from = {{"init.from", "model"}};
+  expect_failed(start(2, from, {{0, in(folder_.path())}, {1, in(folder_ / "other")}}).wait(),
+                {"expected init.from.model.safetensors = ", "in every process, as rank 0 has it"});
+  EXPECT_FALSE(has_begun());
+  sha256_of(start(2, from, {{0, in(folder_.path())}, {1, in(folder_.path())}}).wait());
 }
 
 TEST_F(ProcessFaults, AnotherBuildIsNamedWithBothDigests) {

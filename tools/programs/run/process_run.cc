@@ -3,10 +3,15 @@
 #include <fmt/format.h>
 
 #include <cstddef>
+#include <filesystem>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "engine/io/text.h"
+#include "tools/cli/run_files.h"
 #include "tools/config/train_config.h"
+#include "tools/io/file_digest.h"
 #include "tools/launch/arithmetic.h"
 #include "tools/launch/program_digest.h"
 
@@ -28,6 +33,17 @@ std::unique_ptr<T> make_if(bool asked_for, const Args&... args) {
   return asked_for ? std::make_unique<T>(args...) : nullptr;
 }
 
+// The files that every process reads, as difference_of_processes() takes settings.
+std::string files_text(const std::vector<RunFile>& files) {
+  std::string text;
+  for (const RunFile& file : files) {
+    text += fmt::format("[{}]\n{} = {}\n", file.option,
+                        engine::escaped(std::filesystem::path(file.path).filename().string()),
+                        digest_of_file(file.path));
+  }
+  return text;
+}
+
 }  // namespace
 
 ProcessRun::ProcessRun(const Ranks& ranks, const Task& task, const FlagSet& flags,
@@ -37,6 +53,7 @@ ProcessRun::ProcessRun(const Ranks& ranks, const Task& task, const FlagSet& flag
       config_toml(flags.to_toml()),
       flight(flight),
       data_digest(task.data_digest()),
+      files(ranks.are_processes() ? files_text(task.files_read()) : ""),
       gpu(asks_for_arithmetic(ranks, task) ? gpu_text(ranks) : ""),
       trace(make_if<RunTrace>(!task.config().log.trace.empty(), task.config(), ranks.local)),
       probe(make_if<RunProbe>(!task.config().log.probe.empty(), task.config(), ranks.local,
@@ -61,9 +78,9 @@ std::string ProcessRun::text() const {
     config.erase(at, config.find('\n', at + 1) - at);
   }
   return fmt::format(
-      "program.digest = {}\n{}[data]\ndigest = {}\n[launch]\nranks_of_a_replica = {}\n"
+      "program.digest = {}\n{}[data]\ndigest = {}\n{}[launch]\nranks_of_a_replica = {}\n"
       "[arithmetic]\n{}",
-      program_digest(), config, data_digest, ranks.replica().first, arithmetic());
+      program_digest(), config, data_digest, files, ranks.replica().first, arithmetic());
 }
 
 void ProcessRun::keep() noexcept {

@@ -38,7 +38,8 @@ struct ProcessRun {
   const std::string config_toml;
   const FlightOutput& flight;
   const std::string data_digest;
-  const std::string gpu;  ///< gpu_text(), or empty where nobody asks
+  const std::string files;  ///< what a process has read besides, with several; else empty
+  const std::string gpu;    ///< gpu_text(), or empty where nobody asks
   const std::unique_ptr<RunTrace> trace;
   const std::unique_ptr<RunProbe> probe;
   const std::unique_ptr<Audits> audits;
