@@ -118,7 +118,7 @@ std::map<std::string, Row> rows(const std::string& folder) {
       {"lora.rank", {"2", kBits}},
       {"lora.targets", {"c_fc", kBits, "", lora}},
       {"memory_budget", {"1KiB", kRefused, "[memory_budget] expected"}},
-      {"memory_check", {"false", kElsewhere, "//tests/tools/programs:memory_check_test"}},
+      {"memory_check", {"false", kElsewhere, "//tests/tools/programs/run:memory_check_test"}},
       {"model.dim", {"16", kBits}},
       {"model.dropout", {"0.5", kBits}},
       {"model.heads", {"1", kBits}},
