@@ -3,17 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <functional>
-#include <numeric>
 #include <span>
 #include <utility>
 
 #include "engine/dtype.h"
 #include "engine/error.h"
 #include "engine/io/text.h"
-#include "engine/philox.h"
 #include "tools/decoding/generator.h"
 #include "tools/decoding/sampler.h"
 #include "tools/models/key_value_cache.h"
@@ -28,29 +25,6 @@ std::function<bool()> until_stopped(Trainer& trainer) {
   return [&trainer, i = std::int64_t{0}]() mutable {
     return i++ % kForwardsPerLook != 0 || !trainer.stops();
   };
-}
-
-std::int32_t draw(std::span<const float> scores, double uniform) {
-  constexpr float kTemperature = 0.8f;
-  constexpr std::size_t kTopK = 40;
-  std::vector<std::int32_t> order(scores.size());
-  std::iota(order.begin(), order.end(), 0);
-  const std::size_t k = std::min(kTopK, order.size());
-  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(k), order.end(),
-                    [&](std::int32_t a, std::int32_t b) {
-                      const float sa = scores[static_cast<std::size_t>(a)];
-                      const float sb = scores[static_cast<std::size_t>(b)];
-                      return sa != sb ? sa > sb : a < b;
-                    });
-  std::vector<double> weights(k);
-  const float top = scores[static_cast<std::size_t>(order[0])];
-  for (std::size_t j = 0; j < k; ++j) {
-    weights[j] = std::exp((scores[static_cast<std::size_t>(order[j])] - top) / kTemperature);
-  }
-  double pick = uniform * std::accumulate(weights.begin(), weights.end(), 0.0);
-  std::size_t chosen = 0;
-  while (chosen + 1 < k && pick >= weights[chosen]) pick -= weights[chosen++];
-  return order[chosen];
 }
 
 }  // namespace
@@ -69,12 +43,11 @@ SaidTokens said_tokens(const TokenMix& data, const std::optional<Tokenizer>& tok
 std::vector<std::int32_t> generate(Trainer& trainer, LanguageModel& model,
                                    const std::vector<std::int32_t>& tokens, std::int64_t num_tokens,
                                    std::int64_t vocab, std::uint64_t seed) {
-  const engine::RandomStream random{seed, engine::fnv1a("sample")};
+  Sampler sampler({.temperature = 0.8, .top_k = 40, .seed = seed}, 0);
   const TextRequest request{.prompt = tokens,
                             .next = [&](std::span<const float> scores, std::int64_t place) {
                               trainer.world().check();
-                              const auto i = static_cast<std::uint64_t>(place - std::ssize(tokens));
-                              return draw(scores, random.uniform(i));
+                              return sampler.next(scores, place);
                             }};
   // A budget is met by a plan, which has not counted what would be kept.
   const GenerateOptions options{.num_tokens = num_tokens,
