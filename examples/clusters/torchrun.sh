@@ -26,6 +26,7 @@ case $what in
         "${train[@]}" "$@"
     }
     start "$@" & first=$!
+    until (: </dev/tcp/localhost/29500) 2>/dev/null; do sleep 0.1; done  # where agents meet lives in the first to come
     start "$@" &
     second=$!
     until grep -qs '"step":150,' "$out/log.jsonl"; do sleep 0.1; done
