@@ -26,7 +26,11 @@ case $what in
         "${train[@]}" "$@"
     }
     start "$@" & first=$!
-    until (: </dev/tcp/localhost/29500) 2>/dev/null; do sleep 0.1; done  # where agents meet lives in the first to come
+    # The agent that comes first holds the store that both need, so the other one is to be killed.
+    until (: </dev/tcp/localhost/29500) 2>/dev/null; do
+      kill -0 "$first" || exit
+      sleep 0.1
+    done
     start "$@" &
     second=$!
     until grep -qs '"step":150,' "$out/log.jsonl"; do sleep 0.1; done
