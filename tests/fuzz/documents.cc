@@ -1,5 +1,5 @@
-// Lines of a .jsonl. Ahead of them a line that begins with what they are read as: t, texts; p,
-// texts after prompts; c, messages by the pattern that the rest of it is.
+// Lines of a .jsonl. The first line of the input says how they are read: "t", as texts; "p", as
+// texts after prompts; "c" and a pattern, as messages by that pattern.
 #include "tools/data/documents.h"
 
 #include <algorithm>
@@ -31,22 +31,48 @@ std::vector<std::string_view> lines_of(std::string_view text) {
   return lines;
 }
 
-std::vector<std::string> read(const std::string& path, const tools::DocumentFields& fields) {
-  std::vector<std::string> documents;
+struct Texts {
+  std::string all, learned;
+};
+
+std::vector<Texts> read(const std::string& path, const tools::DocumentFields& fields) {
+  std::vector<Texts> documents;
   tools::visit_documents(path, fields, [&](const tools::Document& document) {
     promise(!document.parts.empty(), "expected a part");
-    promise(!fields.learns_all || (document.parts.size() == 1 && document.parts[0].is_learned),
-            "expected one part that is learned");
-    std::string text;
+    Texts texts;
     for (std::size_t i = 0; i < document.parts.size(); ++i) {
-      text += document.parts[i].text;
-      promise(i == 0 || document.parts[i].is_learned != document.parts[i - 1].is_learned,
+      const auto& [text, is_learned] = document.parts[i];
+      texts.all += text;
+      if (is_learned) texts.learned += text;
+      promise(i == 0 || is_learned != document.parts[i - 1].is_learned,
               "expected neighbours that are learned alike to be one part");
     }
-    promise(document.nbytes() == std::ssize(text), "expected the bytes of all parts");
-    documents.push_back(std::move(text));
+    promise(document.nbytes() == std::ssize(texts.all), "expected the bytes of all parts");
+    documents.push_back(std::move(texts));
   });
   return documents;
+}
+
+// Takes each of `texts` from `document` in order.
+void expect_in_order(std::string_view document, const std::vector<std::string>& texts) {
+  for (const std::string& text : texts) {
+    const std::size_t at = document.find(text);
+    promise(at != std::string_view::npos, "expected what a message says, in its place");
+    document.remove_prefix(at + text.size());
+  }
+}
+
+void check_chat(const Texts& document, const nlohmann::json& messages) {
+  std::vector<std::string> all, learned;
+  for (const nlohmann::json& message : messages) {
+    all.push_back(message.at("content"));
+    const bool has_weight =
+        !message.contains("weight") || message["weight"].is_null() || message["weight"] == 1;
+    if (has_weight && message.at("role") == "assistant") learned.push_back(all.back());
+  }
+  expect_in_order(document.all, all);
+  expect_in_order(document.learned, learned);
+  promise(!learned.empty() || document.learned.empty(), "expected nothing to learn");
 }
 
 }  // namespace
@@ -61,27 +87,26 @@ void consume(std::string_view input) {
   if (kind == 'c') fields.chat.emplace(first.substr(1));
 
   const std::string path = folder.write("lines.jsonl", input);
-  const std::vector<std::string> documents = read(path, fields);
-  fields.learns_all = true;
-  promise(read(path, fields) == documents, "expected the text, whatever of it is learned");
-
+  const std::vector<Texts> documents = read(path, fields);
   const std::vector<std::string_view> lines = lines_of(input);
   promise(documents.size() == lines.size(), "expected a document of each line");
   for (std::size_t i = 0; i < lines.size(); ++i) {
     const nlohmann::json line = engine::parse_json(lines[i], "line");
-    std::size_t nbytes = 0;  // that the document has at least
     if (kind == 'c') {
-      for (const nlohmann::json& message : line.at("messages")) {
-        const auto& content = message.at("content").get_ref<const std::string&>();
-        nbytes += content.size();
-        promise(documents[i].find(content) != std::string::npos, "expected what a message says");
-      }
-      promise(documents[i].size() >= nbytes, "expected every message");
+      check_chat(documents[i], line.at("messages"));
       continue;
     }
     const std::string prompt = kind == 'p' ? line.at("prompt") : nlohmann::json("");
-    promise(documents[i] == prompt + line.at("text").get<std::string>(),
-            "expected the text of the line, after its prompt");
+    const std::string text = line.at("text");
+    promise(documents[i].all == prompt + text, "expected the text of the line, after its prompt");
+    promise(documents[i].learned == text, "expected the text to be learned, and not the prompt");
+  }
+
+  fields.learns_all = true;
+  const std::vector<Texts> learned = read(path, fields);
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    promise(learned[i].all == documents[i].all && learned[i].learned == documents[i].all,
+            "expected all of the text to be learned");
   }
 }
 

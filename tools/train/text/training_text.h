@@ -31,7 +31,8 @@ SaidTokens said_tokens(const TokenMix& data, const std::optional<Tokenizer>& tok
 
 /// `tokens` and up to `num_tokens` more, drawn at temperature 0.8 from the 40 likeliest below
 /// `vocab`; all ranks draw the same. After the last position of the model its context moves on.
-/// Fewer when a rank is asked to stop. Throws InvalidArgument if a logit is NaN. Collective.
+/// Fewer when a rank is asked to stop. Throws InvalidArgument if a logit is NaN, or the largest is
+/// infinite. Collective.
 std::vector<std::int32_t> generate(Trainer& trainer, LanguageModel& model,
                                    const std::vector<std::int32_t>& tokens, std::int64_t num_tokens,
                                    std::int64_t vocab, std::uint64_t seed);
