@@ -17,7 +17,6 @@
 #include "engine/io/json.h"
 #include "shard/placement.h"
 #include "tools/compare/page/trace_slices.h"
-#include "tools/launch/ranks.h"
 #include "tools/models/language_model.h"
 #include "tools/planning/plan_memory.h"
 #include "tools/planning/plan_report.h"
@@ -141,7 +140,7 @@ std::optional<ordered_json> step_of(const Configuration& c, const std::string& f
 
 ordered_json planned_step(const Configuration& c, const StepDetail& detail) {
   const std::unique_ptr<LanguageModel> model = c.model.make();
-  const PlanTarget target = plan_target(Ranks::choose(c.config), c.fitted);
+  const PlanTarget target = plan_target(c.ranks(), c.fitted);
   std::string text;
   TraceWriter writer([&text](const std::string& more) { text += more; });
   const TrainPlan plan = plan_transformer(c.config, c.fitted, *model, target, &writer);

@@ -193,6 +193,26 @@ TEST_F(ShownSteps, WhatIsTrainedIsDrawnWhateverWasAskedFor) {
   EXPECT_EQ(drawn(shown(r)), (Names{"plan zero3 with prefetch=1", "plan zero3"}));
 }
 
+// No option says how many a launcher starts.
+TEST_F(ShownSteps, LaunchedProcessesAreDrawnAsTheyAreTrained) {
+  Request r = request({"--strategies=zero3"});
+  Configuration& c = r.configurations.at(0);
+  c.launch = {.by = LauncherChoice::kTorchrun,
+              .num_processes = 2,
+              .num_local_processes = 2,
+              .address = "tcp:127.0.0.1:29500"};
+  ASSERT_TRUE(c.ranks().are_processes());
+  const Request threads = request({"--strategies=zero3", "--parallel.ranks=2"});
+  const ordered_json launched = planned_step(c), own = planned_step(threads.configurations.at(0));
+  EXPECT_EQ(launched.at("terms").at(0).at("category"), "parameter_shard");
+  EXPECT_EQ(launched.at("terms").at(0), own.at("terms").at(0)) << "of 2 ranks";
+  const auto most_of_communication = [](const ordered_json& step) {
+    const ordered_json& nbytes = step.at("memory").at("bytes").at("communication");
+    return std::ranges::max(nbytes.get<std::vector<std::int64_t>>());
+  };
+  EXPECT_GT(most_of_communication(launched), most_of_communication(own)) << "reductions are staged";
+}
+
 TEST_F(ShownSteps, MemoryOfManyConfigurationsIsThinned) {
   const Request r = request({"--strategies=ddp,zero3", "--sweep=train.accum=1,4",
                              "--sweep=train.seed=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16"});
