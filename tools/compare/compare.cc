@@ -78,9 +78,14 @@ class Trainings {
   void visit(std::size_t i, std::int64_t round, const std::string& what) {
     const Configuration& c = request_.configurations[i];
     Trained& trained = trained_[i];
-    const std::string why = folder_.outdated(c, round);
+    std::string why = folder_.outdated(c, round), detail;
     std::optional<RunRecord> run;
-    if (why.empty()) run = folder_.finished(c, round);
+    try {
+      if (why.empty()) run = folder_.finished(c, round);
+    } catch (const engine::IoError& e) {  // as a host that has lost its power leaves it
+      why = "its log cannot be read";
+      detail = fmt::format(": {}", engine::escaped(e.what()));
+    }
     if (run) {
       say(what + ": kept");
       ++num_kept_;
@@ -89,7 +94,7 @@ class Trainings {
     }
     if (stop_requested() != 0) return;
     if (!why.empty()) {
-      say(fmt::format("{}: made again: {}", what, why));
+      say(fmt::format("{}: made again: {}{}", what, why, detail));
       ++made_again_[why];
     }
     std::string failure;

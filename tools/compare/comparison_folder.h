@@ -8,7 +8,8 @@
 //
 // One comparison alone is in a folder. Going on (--resume) demands that what is there is of the
 // same configurations and program, so that nothing is mixed; there may be more configurations or
-// rounds than before. A training whose data or arithmetic have changed since is made again.
+// rounds than before. A training whose data or arithmetic have changed since is made again, and so
+// is one whose log cannot be read.
 #pragma once
 
 #include <cstdint>

@@ -103,6 +103,22 @@ TEST_F(CompareResume, WhatTheEnvironmentDoesNotDecideIsKept) {
   EXPECT_TRUE(has(outcome.out, {"[1/3] ddp: kept\n[2/3] zero2: kept\n"})) << outcome.out;
 }
 
+// As a host that has lost its power leaves it.
+TEST_F(CompareResume, ATrainingWhoseLogCannotBeReadIsMadeAgain) {
+  ASSERT_EQ(compare().exit_code, 0);
+  const std::string path = "out/runs/ddp/round-1/log.jsonl", whole = folder_.read(path);
+  const auto last_line = whole.rfind('\n', whole.size() - 2) + 1;
+  for (const std::size_t nbytes : {std::size_t{0}, last_line, last_line + 10}) {
+    folder_.write(path, whole.substr(0, nbytes));
+    const Outcome outcome = resume();
+    EXPECT_TRUE(has(outcome.out, {"[1/3] ddp: made again: its log cannot be read: ", path}))
+        << outcome.out;
+    EXPECT_TRUE(has(outcome.out, {"\n[1/3] ddp: loss ", "[2/3] zero2: kept\n"})) << outcome.out;
+    EXPECT_EQ(made_by().at("made_again"), json({{"its log cannot be read", 1}}));
+  }
+  EXPECT_TRUE(has(resume().out, {"[1/3] ddp: kept\n[2/3] zero2: kept\n[3/3] zero3: kept\n"}));
+}
+
 TEST(WhyAgain, SaysWhatHasChanged) {
   const std::string a = "cpu = \"A\"\ncpu.isa = \"v4\"\n";
   EXPECT_EQ(why_again({"1", a}, {"1", a}), "");
