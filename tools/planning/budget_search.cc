@@ -89,6 +89,8 @@ TrainConfig BudgetSearch::config_at(const Levels& at) const {
   for (std::size_t k = 0; k < knobs_.size(); ++k) {
     if (at[k] > 0) knobs_[k].apply(config, at[k]);
   }
+  ParallelConfig& parallel = config.parallel;  // which has one way to gather nothing ahead
+  if (parallel.prefetch == 0) parallel.backward_prefetch = shard::BackwardPrefetch::kPre;
   return config;
 }
 

@@ -175,6 +175,20 @@ TEST(BudgetSearch, GivesUpWhatIsCheapestByTheByte) {
   EXPECT_EQ(part.rungs.back().step_ms, 110 + 60.0 * 2 / 8);
 }
 
+// Gathers after a unit's backward are refused where none is ahead.
+TEST(BudgetSearch, WhatGathersNothingAheadCanBeRun) {
+  TrainConfig asked = base(2);
+  asked.parallel.prefetch = asked.parallel.reductions_in_flight = 1;
+  asked.parallel.backward_prefetch = shard::BackwardPrefetch::kPost;
+  const TrainConfig ahead = fit_budget(asked, 220, 10, by_hand).config;
+  EXPECT_EQ(ahead.parallel.prefetch, 1);
+  EXPECT_EQ(ahead.parallel.backward_prefetch, shard::BackwardPrefetch::kPost);
+  const BudgetPlan none = fit_budget(asked, 132, 10, by_hand);
+  EXPECT_EQ(none.config.parallel.prefetch, 0);
+  EXPECT_NO_THROW(none.config.parallel.validate(DeviceChoice::kCpu));
+  EXPECT_TRUE(testing::has(none.rungs.back().what, {"parallel.backward_prefetch=pre"}));
+}
+
 TEST(BudgetSearch, TakesSmallerMicroBatchesBeforeItRefuses) {
   TrainConfig asked = base(2);
   asked.parallel.prefetch = asked.parallel.reductions_in_flight = 0;
