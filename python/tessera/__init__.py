@@ -85,8 +85,8 @@ class Fsdp:
                 values[full] = _f32(value)
                 if names.setdefault(id(value), full) != full:
                     raise InvalidArgument("[python] expected each array once, got that of %s as %s: a root may be shared" % (names[id(value)], full))
-        specs = _specs(blocks, root, frozen)
-        self._frozen, self._in_step = set(frozen), False
+        self._frozen, self._in_step = _frozen(frozen), False
+        specs = _specs(blocks, root, self._frozen)
         self.world = world
         optimizer = optimizer or Sgd()
         self._require_equal({"the optimizer": zlib.crc32(repr(optimizer).encode())})
@@ -332,14 +332,19 @@ def _f32(value):
         value = value.detach().cpu().float().numpy()
     if numpy.iscomplexobj(value):
         raise InvalidArgument("[python] expected real values, got complex ones")
-    return numpy.ascontiguousarray(value, dtype=numpy.float32)
+    return numpy.asarray(value, dtype=numpy.float32, order="C")  # keeps a scalar one
+
+
+def _frozen(names):
+    """As a set, of what may be iterated once."""
+    if isinstance(names, str):
+        raise InvalidArgument("[python] expected a list of frozen parameters, got %r" % names)
+    return set(names)
 
 
 def _specs(blocks, root, frozen):
     """Blocks and root as the engine is told of them."""
-    if isinstance(frozen, str):
-        raise InvalidArgument("[python] expected a list of frozen parameters, got %r" % frozen)
-    frozen = set(frozen)
+    frozen = _frozen(frozen)
     names = {"%s.%s" % (block, name) for block, name, _ in _walk(blocks)}
     if not frozen <= names:
         raise InvalidArgument("[python] expected frozen parameters of the blocks, got %s" % ", ".join(sorted(frozen - names)))

@@ -168,15 +168,29 @@ class Bits(unittest.TestCase):
 
     def test_frozen_parameters_stay(self):
         def fn(world):
-            fsdp = tessera.Fsdp(world, parameters(), frozen=["first.w", "first.b"])
+            fsdp = tessera.Fsdp(world, parameters(), frozen=(name for name in ["first.w", "first.b"]))  # which can be read once
             fsdp.begin_step()
+            fsdp.forward("first", lambda p: None)
             fsdp.forward("second", lambda p: None)
             add_gradient(fsdp, "second", world.rank, 0)
+            trained = fsdp.backward("first", lambda p, grad: (list(p), list(grad)))
             fsdp.step(1)
-            return fsdp.full_parameters()
-        full = tessera.run(fn, threads=2)[0]
+            return fsdp.full_parameters(), trained
+        full, trained = tessera.run(fn, threads=2)[0]
         np.testing.assert_array_equal(full["first.w"], parameters()["first"]["w"])
         self.assertFalse(np.array_equal(full["second.w"], parameters()["second"]["w"]))
+        self.assertEqual(trained, (["w", "b"], []))
+
+    def test_a_scalar_is_a_parameter(self):
+        def fn(world):
+            fsdp = tessera.Fsdp(world, {"a": {"scale": np.float64(3), "shift": np.zeros(())}})
+            before = fsdp.full_parameters()
+            fsdp.load({"a.shift": np.array(2)})
+            return fsdp.evaluate("a", lambda p: (p["scale"].shape, float(p["scale"]), float(p["shift"]))), before, fsdp.full_parameters()
+        for seen, before, after in tessera.run(fn, threads=2):
+            self.assertEqual(seen, ((), 3, 2))
+            self.assertEqual({name: (value.shape, float(value)) for name, value in before.items()}, {"a.scale": ((), 3), "a.shift": ((), 0)})
+            self.assertEqual(float(after["a.shift"]), 2)
 
     def test_checkpoints_go_on_with_other_ranks_and_strategies(self):
         whole = tessera.run(train, threads=2)[0][-39:]
