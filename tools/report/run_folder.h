@@ -7,8 +7,8 @@ namespace tessera::tools {
 
 /// Throws InvalidArgument when a run that writes to `folder` would replace a file that no run has
 /// left there: a config.toml of another program or by hand, or, in a folder where no run has been,
-/// a sample.txt, flight.json or log.jsonl (`writes_log`: the run's log goes there). Empty files and
-/// what cannot be told are not held against it.
+/// a sample.txt, comm_hook.txt, flight.json or log.jsonl (`writes_log`: the run's log goes there).
+/// Empty files and what cannot be told are not held against it.
 void check_run_folder(const std::string& folder, bool writes_log);
 
 }  // namespace tessera::tools

@@ -184,11 +184,15 @@ TEST_F(PlanCli, DrawsOverNoFileOfTheTraining) {
   for (const char* folder : {"run", "saved"}) {
     std::filesystem::create_directory(folder_ / folder);
   }
-  const std::map<std::string, std::string> files = {
-      {"run/.lock", "the lock of out"},    {"run/log.jsonl", "out"},
-      {"run/config.toml", "out"},          {"run/sample.txt", "out"},
-      {"run/flight.json", "out"},          {"run/gemm_algorithms.txt", "out"},
-      {"saved/config.json", "save.final"}, {"saved/model.safetensors", "save.final"}};
+  const std::map<std::string, std::string> files = {{"run/.lock", "the lock of out"},
+                                                    {"run/log.jsonl", "out"},
+                                                    {"run/config.toml", "out"},
+                                                    {"run/sample.txt", "out"},
+                                                    {"run/comm_hook.txt", "out"},
+                                                    {"run/flight.json", "out"},
+                                                    {"run/gemm_algorithms.txt", "out"},
+                                                    {"saved/config.json", "save.final"},
+                                                    {"saved/model.safetensors", "save.final"}};
   for (const auto& [name, option] : files) {
     flags["log.trace"] = folder_ / name;
     for (const bool is_there : {false, true}) {

@@ -168,11 +168,15 @@ TEST_F(StartFaults, AModelToStartFromIsNoOutput) {
   EXPECT_NE(folder_.read("m/model.safetensors"), weights);
 }
 
-TEST_F(StartFaults, NoSampleOfAnEarlierRunStays) {
-  EXPECT_EQ(run({{"sample.tokens", "5"}}).exit_code, 0);
-  EXPECT_TRUE(fs::exists(folder_ / "run/sample.txt"));
+TEST_F(StartFaults, NothingThatOnlyAnEarlierRunHasToSayStays) {
+  EXPECT_EQ(run({{"sample.tokens", "5"}, {"comm.hook", "bf16"}}).exit_code, 0);
+  for (const char* name : {"run/sample.txt", "run/comm_hook.txt"}) {
+    EXPECT_TRUE(fs::exists(folder_ / name)) << name;
+  }
   EXPECT_EQ(run().exit_code, 0);
-  EXPECT_FALSE(fs::exists(folder_ / "run/sample.txt"));
+  for (const char* name : {"run/sample.txt", "run/comm_hook.txt"}) {
+    EXPECT_FALSE(fs::exists(folder_ / name)) << name;
+  }
 }
 
 TEST_F(StartFaults, AFileThatNoRunHasWrittenStays) {
@@ -184,6 +188,7 @@ TEST_F(StartFaults, AFileThatNoRunHasWrittenStays) {
       {"config.toml", "device = \"cpu\"\n\n[train]\nlr = 0.1  # a person's own\n"},
       {"log.jsonl", "{\"event\":\"start\"}\n"},
       {"sample.txt", "a sample of something\n"},
+      {"comm_hook.txt", "a hook of a door\n"},
       {"flight.json", "{\"flight\":1}\n"}};
   for (const auto& [name, text] : files) {
     const std::string path = folder_.write(std::string("run/") + name, text);
