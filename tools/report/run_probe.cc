@@ -4,14 +4,12 @@
 
 #include <algorithm>
 #include <exception>
-#include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
 #include <random>
 #include <span>
-#include <system_error>
 #include <utility>
 
 #include "comm/host_gather.h"
@@ -20,19 +18,12 @@
 #include "engine/io/text.h"
 #include "tools/cli/error_output.h"
 #include "tools/cli/flags.h"
+#include "tools/config/data/input_option.h"
 
 namespace tessera::tools {
 namespace {
 
 constexpr std::int64_t kMaxEndNbytes = 256;
-
-// However it was typed, and from wherever: two runs may have been started from different folders.
-std::string resolved(const std::string& path) {
-  if (path.empty()) return path;
-  std::error_code error;
-  const auto whole = std::filesystem::weakly_canonical(resolve_user_path(path), error);
-  return error ? resolve_user_path(path) : whole.string();
-}
 
 }  // namespace
 
@@ -46,9 +37,9 @@ ProbeHeader probe_header(const TrainConfig& config, int num_ranks, const std::st
       .options = {}};
   const nlohmann::json all = nlohmann::json::parse(options);
   for (const auto& [key, value] : all.items()) {
-    const bool is_input = key == "data.path" || key.ends_with(".from");
-    header.options[key] =
-        is_input ? engine::json_literal(resolved(value.get<std::string>())) : value.dump();
+    header.options[key] = names_inputs(key)
+                              ? engine::json_literal(resolved_inputs(key, value.get<std::string>()))
+                              : value.dump();
   }
   return header;
 }

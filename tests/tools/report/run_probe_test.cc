@@ -185,7 +185,22 @@ TEST_F(RunProbeTest, PathsOfInputsAreThoseOfTheFilesTheyLeadTo) {
   }
   EXPECT_NE(recorded("other.txt"), recorded("text.txt"));
   EXPECT_EQ(recorded("text.txt").at("out"), R"("a/./b")");
-  EXPECT_EQ(probe_header(config_, 1, R"({"data.path":""})").options.at("data.path"), R"("")");
+  const auto option = [&](const std::string& name, const std::string& text) {
+    return probe_header(config_, 1, R"({")" + name + R"(":")" + text + R"("})").options.at(name);
+  };
+  const std::string text = folder_ / "text.txt", sub = folder_ / "sub";
+  for (const char* name : {"data.path", "data.mix", "data.tokenizer", "init.from", "lora.from"}) {
+    EXPECT_EQ(option(name, ""), R"("")") << name;
+  }
+  for (const char* name : {"data.tokenizer", "init.from", "lora.from"}) {
+    EXPECT_EQ(option(name, sub + "/../sub"), option(name, sub)) << name;
+    EXPECT_NE(option(name, text), option(name, sub)) << name;
+  }
+  // Of a mix each, and its weight as a number.
+  EXPECT_EQ(option("data.mix", sub + "/../text.txt:1.0," + sub + "/./a.bin:2"),
+            option("data.mix", text + ":1," + sub + "/a.bin:2"));
+  EXPECT_NE(option("data.mix", text + ":1," + sub + "/a.bin:2"),
+            option("data.mix", text + ":2," + sub + "/a.bin:2"));
 }
 
 }  // namespace
