@@ -89,8 +89,7 @@ struct TrainPlan {
 const StepRecord& planned_step(const TrainPlan& plan, std::int64_t step, std::int64_t start = 0);
 
 /// Of a rank's device, over the whole run: steps, those that are made again, passes between them,
-/// and whole parameters, as they are read at the end. Sampling runs forward alone with one
-/// sequence, and is taken to need no more than a step.
+/// and whole parameters, as they are read at the end.
 std::int64_t peak_nbytes(const TrainPlan& plan);
 
 /// What may make plans of ranks differ: how much of each flat a rank owns, where it lies, and which

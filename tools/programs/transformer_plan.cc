@@ -1,5 +1,6 @@
 #include "tools/programs/transformer_plan.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -23,8 +24,9 @@ TrainPlan plan_transformer(const TransformerConfig& asked, const TrainConfig& co
                            LanguageModel& model, const PlanTarget& target, TraceWriter* trace) {
   const std::vector<BatchTensor> batch =
       token_tensors(config.train.batch, seq_of(asked, model), asked.data.packing);
-  return make_plan(without_budget(config), target, model, batch, trace,
-                   {validation_pass(model, batch)});
+  std::vector<UnrecordedPass> unrecorded = {validation_pass(model, batch)};
+  if (auto sample = sample_pass(asked, model)) unrecorded.push_back(*std::move(sample));
+  return make_plan(without_budget(config), target, model, batch, trace, unrecorded);
 }
 
 std::vector<BatchTensor> token_tensors(std::int64_t batch, std::int64_t seq, bool packing) {
@@ -39,6 +41,16 @@ UnrecordedPass validation_pass(LanguageModel& model, std::vector<BatchTensor> te
   return {"validation", std::move(tensors), [&model](engine::Tape& tape, const Batch& batch) {
             model.loss(tape, batch, {.training = false});
           }};
+}
+
+std::optional<UnrecordedPass> sample_pass(const TransformerConfig& config, LanguageModel& model) {
+  if (config.memory_limit_nbytes() == 0 || config.sample_tokens == 0) return std::nullopt;
+  const std::int64_t most = std::min(config.sample_tokens, model.max_tokens());
+  return UnrecordedPass{"sample",
+                        {{"tokens", {1, most}, engine::DType::kI32}},
+                        [&model](engine::Tape& tape, const Batch& batch) {
+                          model.next_token_logits(tape, batch[0]);
+                        }};
 }
 
 BudgetPlan fit_transformer(const TransformerConfig& config, LanguageModel& model,

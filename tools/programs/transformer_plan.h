@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,11 @@ std::vector<BatchTensor> token_tensors(std::int64_t batch, std::int64_t seq, boo
 
 /// A batch of a validation of `model`.
 UnrecordedPass validation_pass(LanguageModel& model, std::vector<BatchTensor> tensors);
+
+/// What of the sample that ends a training within a budget takes most memory: nothing is kept, so
+/// its last token is drawn from a forward over all before it, as many as `model` has positions,
+/// which may be more than a sequence has. None without a budget or a sample.
+std::optional<UnrecordedPass> sample_pass(const TransformerConfig& config, LanguageModel& model);
 
 /// What fit_budget() makes of a configuration with a memory_budget.
 BudgetPlan fit_transformer(const TransformerConfig& config, LanguageModel& model,

@@ -90,11 +90,13 @@ class TransformerRank : public TaskRank {
   }
 
   std::vector<UnrecordedPass> unrecorded_passes() override {
-    const std::int64_t num_val = data_.num_val_sequences();
-    if (num_val == 0) return {};
-    std::vector<UnrecordedPass> passes = {
-        validation_pass(*model_, tensors(largest_divisor(num_val, config_.train.batch)))};
-    if (!prompts_.prompts.empty()) passes.push_back(continuations_pass(*model_, prompts_));
+    std::vector<UnrecordedPass> passes;
+    if (const std::int64_t num_val = data_.num_val_sequences(); num_val > 0) {
+      passes.push_back(
+          validation_pass(*model_, tensors(largest_divisor(num_val, config_.train.batch))));
+      if (!prompts_.prompts.empty()) passes.push_back(continuations_pass(*model_, prompts_));
+    }
+    if (auto sample = sample_pass(config_, *model_)) passes.push_back(*std::move(sample));
     return passes;
   }
 

@@ -70,16 +70,20 @@ TEST(AfterTheLastStep, AFailureLosesNoCheckpoint) {
   }
 }
 
-class MlpProgram : public ::testing::Test {
+class TrainingProgram : public ::testing::Test {
  protected:
-  testing::Outcome run(const std::string& out, testing::Flags flags) const {
+  testing::Outcome run(const std::string& program, const std::string& out,
+                       testing::Flags flags) const {
     flags.insert({{"device", "cpu"},
                   {"train.steps", "12"},
                   {"parallel.ranks", "2"},
                   {"log.every", "0"},
                   {"log.peak_ms", "0"},
                   {"out", folder_ / out}});
-    return testing::run_program("tools/programs/train_mlp", flags);
+    return testing::run_program("tools/programs/" + program, flags);
+  }
+  static std::int64_t smallest_budget(const testing::Outcome& refused) {
+    return first_number(refused.err, "the smallest budget that fits is ([0-9,]+) bytes");
   }
   nlohmann::json last_record(const std::string& out) const {
     std::istringstream lines(folder_.read(out + "/log.jsonl"));
@@ -96,6 +100,13 @@ class MlpProgram : public ::testing::Test {
   }
 
   const testing::TempFolder folder_;
+};
+
+class MlpProgram : public TrainingProgram {
+ protected:
+  testing::Outcome run(const std::string& out, const testing::Flags& flags) const {
+    return TrainingProgram::run("train_mlp", out, flags);
+  }
 };
 
 // 500 images at once are more than a step of 16; within a budget they come 16 at a time.
@@ -122,8 +133,7 @@ TEST_F(MlpProgram, AValidationKeepsToTheBudgetAndHasTheSameLoss) {
 TEST_F(MlpProgram, TheSmallestBudgetIsEnough) {
   const testing::Outcome refused = run("refused", {{"memory_budget", "1kB"}});
   EXPECT_EQ(refused.exit_code, 1);
-  const std::int64_t smallest =
-      first_number(refused.err, "the smallest budget that fits is ([0-9,]+) bytes");
+  const std::int64_t smallest = smallest_budget(refused);
   ASSERT_GT(smallest, 0) << refused.err;
   const testing::Outcome less = run("refused", {{"memory_budget", std::to_string(smallest - 1)}});
   EXPECT_EQ(less.exit_code, 1);
@@ -134,6 +144,41 @@ TEST_F(MlpProgram, TheSmallestBudgetIsEnough) {
                                                  {"log.val_every", "3"}});
   EXPECT_EQ(enough.exit_code, 0) << enough.err;
   EXPECT_TRUE(has(enough.out, {"the same samples", "train.batch=1"})) << enough.out;
+}
+
+// Of a model with more positions than a sequence of the training has, the sample reads more than a
+// step does.
+TEST_F(TrainingProgram, TheSmallestBudgetIsEnoughForTheSample) {
+  std::string text;
+  while (text.size() < 4000) text += "In the beginning God created the heaven and the earth.\n";
+  testing::Flags flags = {
+      {"data.path", folder_.write("text.txt", text)}, {"train.batch", "1"}, {"train.steps", "3"}};
+  const auto with = [&](testing::Flags more) {
+    more.insert(flags.begin(), flags.end());
+    return more;
+  };
+  const testing::Outcome made = run("train_transformer", "made",
+                                    with({{"model.layers", "2"},
+                                          {"model.heads", "2"},
+                                          {"model.dim", "16"},
+                                          {"model.seq", "256"},
+                                          {"sample.tokens", "0"},
+                                          {"save.final", folder_ / "model"}}));
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  flags.insert({{"init.from", folder_ / "model"}, {"model.seq", "8"}});
+  const auto smallest = [&](const char* program, const char* num_tokens) {
+    const testing::Flags little = {{"memory_budget", "1kB"}, {"sample.tokens", num_tokens}};
+    return smallest_budget(run(program, "refused", with(little)));
+  };
+  const std::int64_t least = smallest("train_transformer", "300");
+  EXPECT_GT(least, smallest("train_transformer", "200"));
+  EXPECT_GT(least, smallest("train_transformer", "0"));
+  EXPECT_EQ(least, smallest("plan", "300"));
+  const testing::Outcome enough =
+      run("train_transformer", "enough",
+          with({{"memory_budget", std::to_string(least)}, {"sample.tokens", "300"}}));
+  EXPECT_EQ(enough.exit_code, 0) << enough.err;
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "enough/sample.txt"));
 }
 
 }  // namespace
