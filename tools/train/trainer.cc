@@ -179,12 +179,15 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
   // every step holds what the plan says.
   std::optional<Launched> last;
   bool is_pending = false;
+  const auto finish_last = [&] {
+    if (std::exchange(is_pending, false)) finish(*last, items);
+  };
   if (owes_validation()) validate_after(start_.step, validate);
   begin_ = clock_();
   for (std::int64_t step = start_.step; step < num_steps && stopped_by_ == 0; ++step) {
     if (!is_pending) last_end_ = nullptr;
-    Launched launched = launch(step, loss);
-    if (is_pending) finish(*last, items);
+    Launched launched = launch(step, loss, finish_last);
+    finish_last();
     last = std::move(launched);
     is_pending = true;
     if (checkpoints_) checkpoints_->poll();
@@ -192,13 +195,12 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
     const bool saves = checkpoints_ && checkpoints_->is_due(step + 1);
     const bool validates = !is_last && is_validation_due(step + 1);
     if (is_late && !validates && !saves && !is_last) continue;
-    finish(*last, items);
-    is_pending = false;
+    finish_last();
     if (!is_late) last.reset();
     if (saves) checkpoints_->save(after(num_steps_));
     if (validates && stopped_by_ == 0) validate_after(step + 1, validate);
   }
-  if (is_pending) finish(*last, items);
+  finish_last();
   last.reset();
   if (log_ != nullptr) log_->end_steps();
   if (checkpoints_) {
@@ -230,7 +232,8 @@ void Trainer::validate_after(std::int64_t step, const Validate& validate) {
   validation_ = std::move(v);
 }
 
-Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
+Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss,
+                                  const std::function<void()>& finish_last) {
   const StepConfig& c = config_.train;
   StepClock clock(compute_);
   begin_peaks();
@@ -255,7 +258,7 @@ Trainer::Launched Trainer::launch(std::int64_t step, const Loss& loss) {
                      step, loss, values,
                      [this](std::int64_t) -> const Batch& { return batches_->next(); }, &clock);
   std::string replayed;
-  if (guard_) norm = guard(step, loss, values, std::move(norm), replayed);
+  if (guard_) norm = guard(step, loss, values, std::move(norm), replayed, finish_last);
   if (probe_ != nullptr) probe_->on_reduced(fsdp_);
   if (!overlaps && !is_graph) {
     clock.lap(StepPart::kOther);
@@ -353,7 +356,7 @@ std::vector<StepRecord> Trainer::plan(const std::vector<BatchTensor>& batch, con
   for (std::int64_t step = 0; step < num_steps; ++step) {
     before_step(step);
     const auto begin_ns = meta_now_ns(compute_), blocked_ns = compute_.blocked_ns();
-    Launched launched = launch(step, loss);
+    Launched launched = launch(step, loss, [] {});
     StepRecord& record = records.emplace_back(launched.record);
     record.step_ms = static_cast<double>(meta_now_ns(compute_) - begin_ns) * 1e-6;
     record.exposed_comm_ms = static_cast<double>(compute_.blocked_ns() - blocked_ns) * 1e-6;

@@ -166,7 +166,8 @@ class Trainer {
   bool uses_host_memory() const {
     return fsdp_.offload() != nullptr || config_.comm.powersgd.offload_error;
   }
-  Launched launch(std::int64_t step, const Loss& loss);
+  /// `finish_last`: reads and logs the step before, unless that is done.
+  Launched launch(std::int64_t step, const Loss& loss, const std::function<void()>& finish_last);
   // The batch of a micro-step of the step at work.
   using NextBatch = std::function<const Batch&(std::int64_t micro)>;
   shard::GradNorm run_passes(std::int64_t step, const Loss& loss, const engine::Tensor& values,
@@ -176,7 +177,8 @@ class Trainer {
   void capture(std::int64_t step, const Loss& loss);
   shard::GradNorm run_graph(std::int64_t step, const engine::Tensor& values, StepClock& clock);
   shard::GradNorm guard(std::int64_t step, const Loss& loss, const engine::Tensor& values,
-                        shard::GradNorm first, std::string& replayed);
+                        shard::GradNorm first, std::string& replayed,
+                        const std::function<void()>& finish_last);
   void plan_guard(std::int64_t step, const Loss& loss, const engine::Tensor& values,
                   std::optional<shard::GradNorm>& norm);
   void repeat_passes(std::int64_t step, const Loss& loss, const engine::Tensor& values,

@@ -1,6 +1,7 @@
 // What a Trainer does about a step that its StepGuard doubts.
 #include <fmt/format.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -45,7 +46,8 @@ void Trainer::plan_guard(std::int64_t step, const Loss& loss, const Tensor& valu
 
 // Decides, before the update, whether what the passes came to is believed.
 shard::GradNorm Trainer::guard(std::int64_t step, const Loss& loss, const Tensor& values,
-                               shard::GradNorm first, std::string& replayed) {
+                               shard::GradNorm first, std::string& replayed,
+                               const std::function<void()>& finish_last) {
   const bool is_planned = compute_.device().is_meta;
   // A plan's plain steps are those that no turn to be verified makes again.
   const bool is_watched =
@@ -92,6 +94,7 @@ shard::GradNorm Trainer::guard(std::int64_t step, const Loss& loss, const Tensor
   }
   const bool may_skip = config_.train.max_skips > 0 && !verdict.outcome.not_finite.empty();
   if (verdict.is_wrong.empty() || may_skip) return *std::move(norm);
+  finish_last();  // else a log that goes on from here would lack it
   std::string where = "no checkpoint, as checkpoint.every is 0";
   if (checkpoints_) {
     checkpoints_->save(after(step));
