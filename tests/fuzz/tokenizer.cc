@@ -1,12 +1,15 @@
 // A tokenizer.json, and a text for it.
 #include "tools/tokenizer/tokenizer.h"
 
+#include <fmt/core.h>
+
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "engine/io/text.h"
 #include "tests/fuzz/target.h"
 #include "tests/testing/temp_folder.h"
 #include "tools/tokenizer/text/byte_alphabet.h"
@@ -29,8 +32,31 @@ void check_ids(const tools::Tokenizer& tokenizer, const Ids& ids) {
 std::string streamed(const tools::Tokenizer& tokenizer, const Ids& ids) {
   tools::StreamDecoder stream(tokenizer, false);
   std::string text;
-  for (const std::int32_t id : ids) text += stream.next(id);
-  return text + stream.finish();
+  const auto add = [&](const std::string& part) {
+    promise(engine::is_utf8(part), "expected parts of UTF-8");
+    text += part;
+  };
+  for (const std::int32_t id : ids) add(stream.next(id));
+  add(stream.finish());
+  return text;
+}
+
+bool has_replacement(const std::string& text) {
+  return text.find(tools::to_utf8(tools::kReplacement)) != std::string::npos;
+}
+
+// Whether parts of a text, which is decoded without U+FFFD, add up to it. Steps that a file may
+// choose freely may not let them: a Replace or a Strip may change what was returned before.
+bool adds_up(const nlohmann::json& file) {
+  if (file.at("model").at("vocab").contains("")) return false;
+  if (!file.contains("decoder") || file.at("decoder").is_null()) return true;
+  const auto& type = file.at("decoder").at("type").get_ref<const std::string&>();
+  return type == "ByteLevel" || type == "ByteFallback" || type == "Fuse" || type == "Metaspace";
+}
+
+void check_parts(const tools::Tokenizer& tokenizer, const Ids& ids, bool adds_up) {
+  const std::string whole = tokenizer.decode(ids, false), parts = streamed(tokenizer, ids);
+  promise(!adds_up || has_replacement(whole) || parts == whole, "expected parts of the text");
 }
 
 // In GPT-2's shape, with all bytes and some merges: nothing is lost.
@@ -52,11 +78,26 @@ tools::Tokenizer lossless(const testing::TempFolder& folder) {
   return tools::Tokenizer::read(folder.path());
 }
 
+// In Llama 2's shape: byte N is token N, and there are two words.
+tools::Tokenizer byte_tokens(const testing::TempFolder& folder) {
+  auto file = nlohmann::json::parse(R"({
+    "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+    "decoder": {"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+        {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+    "model": {"type": "BPE", "byte_fallback": true, "merges": ["▁ a"]}})");
+  nlohmann::json& vocab = file["model"]["vocab"];
+  for (int byte = 0; byte < 256; ++byte) vocab[fmt::format("<0x{:02X}>", byte)] = byte;
+  for (const char* word : {"▁", "a", "▁a"}) vocab[word] = vocab.size();
+  return tools::Tokenizer::read(folder.write("tokenizer.json", file.dump()));
+}
+
 }  // namespace
 
 void consume(std::string_view input) {
-  static const testing::TempFolder folder, other_folder;
+  static const testing::TempFolder folder, other_folder, third_folder;
   static const tools::Tokenizer all_bytes = lossless(other_folder);
+  static const tools::Tokenizer in_bytes = byte_tokens(third_folder);
   std::vector<std::string_view> parts = parts_of(input);
   parts.resize(2);
   const std::string_view text = parts[1];
@@ -67,12 +108,16 @@ void consume(std::string_view input) {
           "expected the text that was encoded");
   promise(streamed(all_bytes, same) == tools::valid_utf8(text, buffer),
           "expected the text in parts");
+  check_parts(in_bytes, in_bytes.encode(text), /*adds_up=*/true);
+  Ids bytes;  // of what may be no text
+  for (const char byte : text) bytes.push_back(static_cast<unsigned char>(byte));
+  check_parts(in_bytes, bytes, /*adds_up=*/true);
   const tools::Tokenizer tokenizer =
       tools::Tokenizer::read(folder.write("tokenizer.json", parts[0]));
   const Ids ids = tokenizer.encode(text);
   check_ids(tokenizer, ids);
   tokenizer.decode(ids);
-  streamed(tokenizer, ids);
+  check_parts(tokenizer, ids, adds_up(nlohmann::json::parse(parts[0])));
 }
 
 }  // namespace tessera::fuzz

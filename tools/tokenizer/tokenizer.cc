@@ -102,30 +102,41 @@ void Encoder::encode_words(std::string_view text, bool is_start, std::vector<std
                              [&](std::string_view word) { parts_.bpe.encode(word, bpe_, ids); });
 }
 
+std::string StreamDecoder::added_by(const std::string& text) const {
+  if (text.starts_with(known_)) return text.substr(known_.size());
+  // What was returned turned out to be of bytes that are no text.
+  return tokenizer_.decode(std::span(ids_).subspan(num_known_), skip_special_);
+}
+
 std::string StreamDecoder::next(std::int32_t id) {
+  const auto at = static_cast<std::size_t>(id);
+  const std::vector<bool>& is_special = tokenizer_.is_special_;
+  if (skip_special_ && at < is_special.size() && is_special[at]) return "";
   ids_.push_back(id);
-  std::string text = tokenizer_.decode(ids_, skip_special_);
-  if (skip_special_ && tokenizer_.is_special_[static_cast<std::size_t>(id)]) ids_.pop_back();
+  const std::string text = tokenizer_.decode(ids_, skip_special_);
   // No character has more than four bytes, and no token fewer than one.
   constexpr std::size_t kMost = 16, kOfOneCharacter = 4;
   const std::string open_end = to_utf8(kReplacement);
   const bool is_open = text.ends_with(open_end);
-  if (ids_.empty() || (is_open && ids_.size() < kMost)) return "";
-  if (is_open) text.resize(text.size() - open_end.size());
-  std::string added = text.starts_with(known_) ? text.substr(known_.size()) : text;
-  // Some stay: what a token is can depend on whether another one is before it.
-  const std::size_t num_kept = is_open ? kOfOneCharacter : 1;
-  if (ids_.size() > num_kept) ids_.erase(ids_.begin(), ids_.end() - num_kept);
+  const std::size_t num_new = ids_.size() - num_known_;
+  if (is_open && num_new < kMost) return "";
+  std::string added = added_by(text);
+  num_known_ = is_open ? kOfOneCharacter : num_new;
+  ids_.erase(ids_.begin(), ids_.end() - static_cast<std::ptrdiff_t>(num_known_));
   known_ = tokenizer_.decode(ids_, skip_special_);
-  if (is_open) known_.resize(known_.size() - open_end.size());
+  if (is_open && added.ends_with(open_end) && known_.ends_with(open_end)) {
+    added.resize(added.size() - open_end.size());
+    known_.resize(known_.size() - open_end.size());
+  }
   return added;
 }
 
 std::string StreamDecoder::finish() {
-  const std::string text = tokenizer_.decode(ids_, skip_special_);
+  std::string added = added_by(tokenizer_.decode(ids_, skip_special_));
   ids_.clear();
-  const std::string known = std::exchange(known_, "");
-  return text.starts_with(known) ? text.substr(known.size()) : text;
+  num_known_ = 0;
+  known_.clear();
+  return added;
 }
 
 }  // namespace tessera::tools

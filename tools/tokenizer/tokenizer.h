@@ -5,6 +5,7 @@
 //   const std::string text = tokenizer.decode(ids);
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -75,23 +76,33 @@ class Encoder {
   std::string valid_, normalized_;
 };
 
-/// Decodes ids as they come, and holds a text back until its last character is whole. Refers to a
-/// tokenizer that outlives it.
+/// Decodes ids as they come, and holds a text back until its last character is whole. Parts add up
+/// to decode() of all ids for all texts whose bytes are valid UTF-8, at least those without U+FFFD;
+/// only a Replace, or a Strip of more than one character, that comes after a Fuse, which no known
+/// model has, could make a difference. Refers to a tokenizer that outlives it.
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer, bool skip_special = true)
       : tokenizer_(tokenizer), skip_special_(skip_special) {}
 
-  /// What `id` adds to the text: nothing while a character is not whole.
+  /// What `id` adds to the text: nothing while a character is not whole, but never more than 16 ids
+  /// are held back. Valid UTF-8. Throws as decode().
   std::string next(std::int32_t id);
   /// What was held back, with U+FFFD for what never became whole. Ends the text.
   std::string finish();
 
  private:
+  // What `text`, of ids_, has after known_.
+  std::string added_by(const std::string& text) const;
+
   const Tokenizer& tokenizer_;
   bool skip_special_;
-  std::vector<std::int32_t> ids_;  // those whose text is not complete, after the last whose is
-  std::string known_;              // the part of their text that was returned
+  // The ids of the part that was returned last, and those after it. What a token is can depend on
+  // the ones before it, and a run of byte tokens is text as a whole or not at all: a part ends
+  // where all bytes before it are whole.
+  std::vector<std::int32_t> ids_;
+  std::size_t num_known_ = 0;  // ids of that part
+  std::string known_;          // what they alone are, as far as it was returned
 };
 
 }  // namespace tessera::tools

@@ -1,13 +1,16 @@
 // Texts to ids and back through a small file: words, spaces, added tokens, decoders, streams.
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "engine/io/text.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/tokenizer/small_tokenizer.h"
 #include "tools/tokenizer/split.h"
@@ -136,8 +139,8 @@ TEST(Tokenizer, DigitsAreWordsAloneOrTogether) {
   EXPECT_EQ(made(file).encode("x12x1\u00bd"), (Ids{5, 0, 1, 5, 0, 3}));
 }
 
-// Of Llama 2's kind.
-TEST(Tokenizer, BytesWithoutACharacterBecomeTextAgain) {
+// Of Llama 2's kind: byte N is token 3 + N.
+Tokenizer of_bytes_and_words() {
   json file = small_tokenizer();
   file["normalizer"] = json::parse(R"({"type": "Sequence", "normalizers": [
       {"type": "Prepend", "prepend": "▁"},
@@ -156,7 +159,11 @@ TEST(Tokenizer, BytesWithoutACharacterBecomeTextAgain) {
   }
   file["model"]["merges"] = {"▁ a"};
   file["added_tokens"] = {added(259, "<e>", "special")};
-  const Tokenizer tokenizer = made(file);
+  return made(file);
+}
+
+TEST(Tokenizer, BytesWithoutACharacterBecomeTextAgain) {
+  const Tokenizer tokenizer = of_bytes_and_words();
   const Ids ids = tokenizer.encode("a a\u20ac\n<e>a");
   EXPECT_EQ(ids, (Ids{2, 2, 3 + 0xE2, 3 + 0x82, 3 + 0xAC, 3 + '\n', 259, 2}));
   EXPECT_EQ(tokenizer.decode(ids), "a a\u20ac\n a");
@@ -187,6 +194,63 @@ TEST(StreamDecoder, HoldsBackWhatIsNotWhole) {
   EXPECT_EQ(stream.finish(), "");
   EXPECT_EQ(stream.next(2), "");
   EXPECT_EQ(stream.finish(), "\ufffd");
+}
+
+Ids bytes_of(std::string_view text) {
+  Ids ids;
+  for (const char byte : text) ids.push_back(3 + static_cast<unsigned char>(byte));
+  return ids;
+}
+
+// What each id adds, and the end.
+std::vector<std::string> parts_of(const Tokenizer& tokenizer, const Ids& ids) {
+  StreamDecoder stream(tokenizer);
+  std::vector<std::string> parts;
+  for (const std::int32_t id : ids) parts.push_back(stream.next(id));
+  parts.push_back(stream.finish());
+  return parts;
+}
+
+TEST(StreamDecoder, ByteTokensAreTextInRuns) {
+  using Parts = std::vector<std::string>;
+  const Tokenizer tokenizer = of_bytes_and_words();
+  Ids ids = bytes_of("\U0001F600\n");
+  ids.push_back(2);
+  EXPECT_EQ(parts_of(tokenizer, ids), (Parts{"", "", "", "\U0001F600", "\n", " a", ""}));
+  EXPECT_EQ(parts_of(tokenizer, bytes_of("\U0001F600\U0001F601")),
+            (Parts{"", "", "", "\U0001F600", "", "", "", "\U0001F601", ""}));
+  std::string text;
+  Parts expected;
+  for (int i = 0; i < 30; ++i) {
+    text += "\u0905";
+    for (const char* part : {"", "", "\u0905"}) expected.emplace_back(part);
+  }
+  expected.emplace_back("");
+  EXPECT_EQ(parts_of(tokenizer, bytes_of(text)), expected);
+  // A special token that is left out ends no run.
+  ids = bytes_of("\u20ac");
+  ids.insert(ids.begin() + 1, 259);
+  EXPECT_EQ(parts_of(tokenizer, ids), (Parts{"", "", "", "\u20ac", ""}));
+}
+
+TEST(StreamDecoder, WhatIsNoTextIsReplacedAndNotHeldForEver) {
+  const Tokenizer tokenizer = of_bytes_and_words();
+  // A run that was text becomes none.
+  Ids ids = bytes_of("\U0001F600\xFF");
+  EXPECT_EQ(engine::join(parts_of(tokenizer, ids), ""), "\U0001F600\ufffd");
+  ids.push_back(2);
+  EXPECT_EQ(engine::join(parts_of(tokenizer, ids), ""), "\U0001F600\ufffd a");
+  ids = bytes_of(std::string(100, '\xFF'));
+  ids.push_back(2);
+  const std::vector<std::string> parts = parts_of(tokenizer, ids);
+  EXPECT_EQ(engine::join(parts, ""), tokenizer.decode(ids));
+  for (std::size_t i = 0; i + 1 < ids.size(); ++i) EXPECT_EQ(parts[i].empty(), i % 16 != 15) << i;
+  std::mt19937 random(3);
+  for (int round = 0; round < 200; ++round) {
+    ids.clear();
+    for (int i = 0; i < 100; ++i) ids.push_back(static_cast<std::int32_t>(random() % 260));
+    for (const std::string& part : parts_of(tokenizer, ids)) EXPECT_TRUE(engine::is_utf8(part));
+  }
 }
 
 // Which could be bytes that are not whole, and are a character.
