@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -17,6 +18,11 @@ class PostProcessor {
   /// Sequence of those. Throws IoError naming file and key for all others, and for an id that is
   /// not below `vocab_size`.
   PostProcessor(const JsonNode& node, std::int64_t vocab_size);
+  /// One token before a text and one after it, or none.
+  PostProcessor(std::optional<std::int32_t> before, std::optional<std::int32_t> after) {
+    if (before) before_ = {*before};
+    if (after) after_ = {*after};
+  }
 
   std::span<const std::int32_t> before() const { return before_; }
   std::span<const std::int32_t> after() const { return after_; }

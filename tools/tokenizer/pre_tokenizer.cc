@@ -81,9 +81,9 @@ PreTokenizer::PreTokenizer(const JsonNode& node) {
   if (!node.value().is_null()) read(node);
 }
 
-PreTokenizer PreTokenizer::byte_level() {
+PreTokenizer PreTokenizer::byte_level(bool add_prefix_space) {
   PreTokenizer made;
-  made.steps_.emplace_back(ByteLevel{false, {Regex(kGpt2Pattern, "GPT-2's words")}});
+  made.steps_.emplace_back(ByteLevel{add_prefix_space, {Regex(kGpt2Pattern, "GPT-2's words")}});
   made.is_byte_level_ = true;
   return made;
 }

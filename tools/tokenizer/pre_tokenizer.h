@@ -25,8 +25,8 @@ class PreTokenizer {
   /// Of `node`: null, or one of ByteLevel, Split, Digits, Metaspace, or a Sequence of those in
   /// which ByteLevel is last. Throws IoError naming file and key for all others.
   explicit PreTokenizer(const JsonNode& node);
-  /// GPT-2's: ByteLevel alone.
-  static PreTokenizer byte_level();
+  /// GPT-2's: ByteLevel alone. `add_prefix_space`: a text that begins with no space gets one.
+  static PreTokenizer byte_level(bool add_prefix_space);
 
   /// Whether words are bytes that the vocabulary has in the characters of ByteAlphabet.
   bool is_byte_level() const { return is_byte_level_; }

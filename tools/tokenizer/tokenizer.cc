@@ -36,7 +36,7 @@ Tokenizer Tokenizer::read(const std::string& path) {
                        : "none",
                    path);
   TokenizerParts parts = read_gpt2_tokenizer(path);
-  read_bos_and_eos(path, parts);
+  read_gpt2_tokenizer_config(path, parts);
   return Tokenizer(std::move(parts));
 }
 

@@ -170,7 +170,7 @@ TokenizerParts read_gpt2_tokenizer(const std::string& folder) {
   Normalizer none;
   AddedTokens finder(std::move(added), none, folder + "/vocab.json");
   return {.tokens = vocabulary.by_id(folder + "/vocab.json"),
-          .pre_tokenizer = PreTokenizer::byte_level(),
+          .pre_tokenizer = PreTokenizer::byte_level(/*add_prefix_space=*/false),
           .added = std::move(finder),
           .bpe = Bpe(vocabulary.ids(), merges, {.is_byte_level = true}),
           .decoder = Decoder::byte_level(),
@@ -178,13 +178,22 @@ TokenizerParts read_gpt2_tokenizer(const std::string& folder) {
           .eos = id};
 }
 
-void read_bos_and_eos(const std::string& folder, TokenizerParts& parts) {
+namespace {
+
+// Calls `read` with tokenizer_config.json, if it is there.
+template <class Read>
+void with_config(const std::string& folder, const Read& read) {
   const std::string path = folder + "/tokenizer_config.json";
   if (is_missing(path)) return;
   json all = read_json(path);
   const engine::JsonEnd end(all);
-  const JsonNode file(all, path);
+  read(JsonNode(all, path));
+}
+
+void read_bos_and_eos(const JsonNode& file, TokenizerParts& parts) {
   const auto read = [&](const char* key, std::optional<std::int32_t>& id) {
+    file.require_object();
+    if (file.value().contains(key)) id.reset();  // null: none, also of GPT-2's
     if (!file.has(key)) return;
     const JsonNode node = file.at(key);
     const std::string& text = node.value().is_object() ? node.text("content") : node.text();
@@ -194,6 +203,24 @@ void read_bos_and_eos(const std::string& folder, TokenizerParts& parts) {
   };
   read("bos_token", parts.bos);
   read("eos_token", parts.eos);
+}
+
+}  // namespace
+
+void read_bos_and_eos(const std::string& folder, TokenizerParts& parts) {
+  with_config(folder, [&](const JsonNode& file) { read_bos_and_eos(file, parts); });
+}
+
+void read_gpt2_tokenizer_config(const std::string& folder, TokenizerParts& parts) {
+  with_config(folder, [&](const JsonNode& file) {
+    read_bos_and_eos(file, parts);
+    parts.pre_tokenizer = PreTokenizer::byte_level(file.boolean("add_prefix_space", false));
+    const auto around = [&](const char* key, std::optional<std::int32_t> id) {
+      return file.boolean(key, false) ? id : std::nullopt;
+    };
+    parts.post_processor =
+        PostProcessor(around("add_bos_token", parts.bos), around("add_eos_token", parts.eos));
+  });
 }
 
 }  // namespace tessera::tools

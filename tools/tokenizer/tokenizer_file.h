@@ -39,5 +39,8 @@ TokenizerParts read_gpt2_tokenizer(const std::string& folder);
 /// Reads the first and the last token of a text, as `folder`/tokenizer_config.json names them, if
 /// it is there. Throws IoError naming file and key for one that is no token.
 void read_bos_and_eos(const std::string& folder, TokenizerParts& parts);
+/// Also add_bos_token, add_eos_token and add_prefix_space, which transformers heeds for GPT-2's
+/// files: a tokenizer.json says by itself what stands around a text.
+void read_gpt2_tokenizer_config(const std::string& folder, TokenizerParts& parts);
 
 }  // namespace tessera::tools

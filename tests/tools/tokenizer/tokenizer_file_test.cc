@@ -225,6 +225,53 @@ TEST_F(TokenizerFile, Gpt2sFilesAreRead) {
                   {"no added_tokens.json", "save the tokenizer as tokenizer.json"}));
 }
 
+TEST_F(TokenizerFile, TheConfigOfGpt2sFilesSaysWhatStandsAroundAText) {
+  folder_.write("vocab.json", R"({"a": 0, "b": 1, "Ġ": 2, "ab": 3, "<|endoftext|>": 4, "Ġa": 5})");
+  folder_.write("merges.txt", "a b\nĠ a\n");
+  // As the GPT2Tokenizer of transformers.
+  struct Case {
+    const char* config;
+    Ids ids;  // of "a"
+  };
+  const Case cases[] = {
+      {"{}", {0}},
+      {R"({"add_bos_token": true})", {4, 0}},
+      {R"({"add_bos_token": true, "add_eos_token": false})", {4, 0}},
+      {R"({"add_bos_token": true, "add_eos_token": null})", {4, 0}},
+      {R"({"add_eos_token": true})", {0, 4}},
+      {R"({"add_bos_token": false, "add_eos_token": true})", {0, 4}},
+      {R"({"add_bos_token": true, "add_eos_token": true})", {4, 0, 4}},
+      {R"({"add_bos_token": true, "add_eos_token": true, "bos_token": "ab"})", {3, 0, 4}},
+      {R"({"add_bos_token": true, "add_eos_token": true, "bos_token": null})", {0, 4}},
+      {R"({"add_bos_token": false, "add_eos_token": false})", {0}},
+      {R"({"add_prefix_space": true, "add_bos_token": true})", {4, 5}},
+  };
+  for (const Case& c : cases) {
+    folder_.write("tokenizer_config.json", c.config);
+    const Tokenizer tokenizer = Tokenizer::read(folder_.path());
+    EXPECT_EQ(tokenizer.encode("a"), c.ids) << c.config;
+  }
+  EXPECT_EQ(Tokenizer::read(folder_.path()).encode("a<|endoftext|>ab a"), (Ids{4, 5, 4, 2, 3, 5}));
+  for (const char* key : {"add_bos_token", "add_eos_token", "add_prefix_space"}) {
+    folder_.write("tokenizer_config.json", json{{key, 1}}.dump());
+    EXPECT_TRUE(has(error_of<IoError>([&] { Tokenizer::read(folder_.path()); }),
+                    {"true or false, got 1", std::string("tokenizer_config.json: ") + key}));
+  }
+}
+
+// transformers leaves them out there too.
+TEST_F(TokenizerFile, ATokenizerJsonSaysItselfWhatStandsAroundAText) {
+  folder_.write("tokenizer.json", testing::small_tokenizer_with_end(/*is_first=*/true).dump());
+  for (const bool adds : {false, true}) {
+    const json config = {{"bos_token", "abc"},
+                         {"eos_token", "<e>"},
+                         {"add_bos_token", adds},
+                         {"add_eos_token", adds}};
+    folder_.write("tokenizer_config.json", config.dump());
+    EXPECT_EQ(Tokenizer::read(folder_.path()).encode("ab"), (Ids{9, 5}));
+  }
+}
+
 TEST_F(TokenizerFile, IdsThatAreNoTokensAreNotDecoded) {
   const Tokenizer tokenizer = Tokenizer::read(folder_.write("t.json", small_tokenizer().dump()));
   for (const std::int32_t id : {-1, 10}) {
