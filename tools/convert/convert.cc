@@ -103,6 +103,15 @@ void check_base(const ModelConfig& config, const std::string& base, const std::s
       to_text(whole), base, from);
 }
 
+// The model that others begin with stays as it is. An empty `base` is no folder.
+void check_is_not_base(const std::string& to, const std::string& base) {
+  std::error_code ignored;
+  require(!std::filesystem::equivalent(to, base, ignored),
+          "[convert] expected another folder than the model's own, which stays as it is, got {} "
+          "(to)",
+          to);
+}
+
 // One parameter at a time. Of a model with adapters what they add is added.
 void to_model(const Checkpoint& checkpoint, const std::string& to, const SaveOptions& options) {
   const auto read = [&](const engine::Parameter& p, std::span<float> values) {
@@ -129,7 +138,7 @@ void to_model(const Checkpoint& checkpoint, const std::string& to, const SaveOpt
 }
 
 void from_checkpoint(const std::string& from, const std::string& to, const SaveOptions& options,
-                     const std::string& base, bool merge) {
+                     const std::string& base, bool merge, bool gives_shards) {
   const Checkpoint checkpoint(from);
   check_base(checkpoint.config, base, from);
   const bool has_adapters = checkpoint.config.lora.is_on();
@@ -138,6 +147,10 @@ void from_checkpoint(const std::string& from, const std::string& to, const SaveO
           from);
   const bool are_adapters = has_adapters && !merge;
   if (are_adapters) {
+    require(!gives_shards,
+            "[convert] expected a model with --shard_gib, or --merge, got adapters, which are in "
+            "one file (shard_gib, {})",
+            from);
     require(!base.empty(),
             "[convert] expected --base with adapters, the model that they are for, or --merge, got "
             "neither (base, {})",
@@ -160,11 +173,7 @@ void merge_adapters(const std::string& from, const std::string& to, std::string 
                    "[convert] expected --base, as adapter_config.json names no model, got none "
                    "(base, {})",
                    from);
-  std::error_code ignored;
-  require(!std::filesystem::equivalent(to, base, ignored),
-          "[convert] expected another folder than the model's own, which would then be no model of "
-          "the adapters any more, got {} (to)",
-          to);
+  check_is_not_base(to, base);
   const ModelConfig config = read_model_config(base);
   const auto model = config.make();
   Progress progress("parameters", config.num_parameters());
@@ -216,7 +225,8 @@ void run(int argc, char** argv) {
       {.help = "folder: a checkpoint, one of checkpoints, of which the newest that verifies, or "
                "a " +
                titles() + " model of Hugging Face; with merge also adapters of PEFT"});
-  flags.add("to", &to, {.help = "folder to write the result to, made if need be"});
+  flags.add("to", &to,
+            {.help = "folder to write the result to, made if need be; not that of base"});
   flags.add("base", &base,
             {.help = "folder of the model that training began with: the files of its tokenizer, "
                      "and what its config.json says more, are kept; empty: none, or the model that "
@@ -239,10 +249,14 @@ void run(int argc, char** argv) {
                    "[convert] expected a folder without checkpoints, got {} (to)", to);
   if (!base.empty()) base = resolve_user_path(base);
   if (has_checkpoint(from)) {
+    check_is_not_base(to, base);
     const SaveOptions options{.shard_nbytes = shard_nbytes_of(shard_gib),
                               .kept = read_kept_files(base)};
     return read_newest(
-        from, [&](const std::string& path) { from_checkpoint(path, to, options, base, merge); },
+        from,
+        [&](const std::string& path) {
+          from_checkpoint(path, to, options, base, merge, flags.is_given("shard_gib"));
+        },
         [](std::string_view line) {
           fmt::print(stderr, "warning: {}\n", engine::escaped_lines(line));
         });

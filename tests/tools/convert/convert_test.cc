@@ -149,7 +149,16 @@ TEST_F(Convert, AModelThatTheMachineCannotHoldIsRefused) {
 }
 
 TEST_F(Convert, WhatCannotBeConvertedIsRefusedAndNothingIsLost) {
+  ASSERT_EQ(run({{"save.final", folder_ / "base"}, {"train.steps", "1"}}).exit_code, 0);
   ASSERT_EQ(run({{"checkpoint.every", "3"}}).exit_code, 0);
+  const std::string before = folder_.read("base/model.safetensors");
+  const Outcome onto_base = testing::run_program(
+      "tools/convert/convert", testing::Flags{{"from", folder_ / "run/checkpoints"},
+                                              {"base", folder_ / "base"},
+                                              {"to", folder_ / "base"}});
+  EXPECT_EQ(onto_base.exit_code, 1);
+  EXPECT_TRUE(has(onto_base.err, {"expected another folder than the model's own", "/base (to)"}));
+  EXPECT_EQ(folder_.read("base/model.safetensors"), before);
   const std::string name = "run/checkpoints/step_3/model-00001-of-00002.safetensors";
   std::string bytes = folder_.read(name);
   bytes[bytes.size() - 5] ^= 4;

@@ -286,10 +286,16 @@ TEST_F(LoraRun, WhatCannotBeHonouredIsRefusedByName) {
   };
   const std::string before = folder_.read("base" + kWeights);
   not_merged("base", {"expected another folder than the model's own", "(to)"});
+  const Outcome onto_base =
+      convert("run/checkpoints", "base/.", {{"merge", "true"}, {"base", folder_ / "base"}});
+  EXPECT_EQ(onto_base.exit_code, 1);
+  EXPECT_TRUE(has(onto_base.err, {"expected another folder than the model's own", "(to)"}));
   EXPECT_EQ(folder_.read("base" + kWeights), before);
   not_merged("tuned", {"got one with an adapter", "choose another folder"});
   EXPECT_FALSE(exists("tuned" + kWeights));
   not_converted("run/checkpoints/step_3", {}, {"expected --base with adapters", "(base, "});
+  not_converted("run/checkpoints/step_3", {{"base", folder_ / "base"}, {"shard_gib", "1"}},
+                {"expected a model with --shard_gib, or --merge, got adapters", "(shard_gib, "});
   not_converted("base", {{"merge", "true"}}, {"expected a checkpoint with --merge, got a model"});
 }
 
