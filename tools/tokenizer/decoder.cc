@@ -48,6 +48,7 @@ Decoder Decoder::byte_level() {
 void Decoder::read(const JsonNode& node) {
   constexpr std::int64_t kMaxStrip = 1 << 20;
   const std::string& type = node.type();
+  if (type != "Sequence") node.require_step(steps_.size());
   is_none_ = false;
   if (type == "Sequence") {
     node.require_keys({"decoders"});
@@ -95,7 +96,11 @@ Decoder::Tokens Decoder::run(const ByteLevel& step, Tokens tokens) {
 
 Decoder::Tokens Decoder::run(const Replace& step, Tokens tokens) {
   RegexScratch scratch;
-  for (std::string& token : tokens) token = replaced(token, step.regex, step.text, scratch);
+  std::size_t nbytes = 0;  // of all so far
+  for (std::string& token : tokens) {
+    token = replaced(token, step.regex, step.text, scratch, kMaxTextNbytes - nbytes);
+    nbytes += token.size();
+  }
   return tokens;
 }
 

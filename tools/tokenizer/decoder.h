@@ -19,12 +19,14 @@ class Decoder {
  public:
   Decoder() = default;
   /// Of `node`: null, or one of ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace, or a
-  /// Sequence of those. Throws IoError naming file and key for all others.
+  /// Sequence of those, with at most kMaxTokenizerSteps. Throws IoError naming file and key for all
+  /// others.
   explicit Decoder(const JsonNode& node);
   /// GPT-2's: ByteLevel alone.
   static Decoder byte_level();
 
   /// The text of tokens. Bytes that are not UTF-8 become U+FFFD, as valid_utf8() says.
+  /// Throws IoError as replaced().
   std::string text_of(std::vector<std::string> tokens) const;
 
  private:

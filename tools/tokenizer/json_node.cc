@@ -103,6 +103,10 @@ void JsonNode::require(bool ok, std::string_view what) const {
   }
 }
 
+void JsonNode::require_step(std::size_t num_before) const {
+  require(num_before < kMaxTokenizerSteps, fmt::format("at most {} steps", kMaxTokenizerSteps));
+}
+
 void JsonNode::refuse(const char* key, std::string_view known) const {
   const JsonNode node = at(key);
   fail<IoError>("[tokenizer] expected {}, got {} ({})", known, shown(node.value()), node.place());

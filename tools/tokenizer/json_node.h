@@ -1,6 +1,7 @@
 // A value of a JSON file that is not trusted, with its place for errors.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
@@ -9,6 +10,10 @@
 #include <vector>
 
 namespace tessera::tools {
+
+/// The most steps of a normalizer, a pre-tokenizer or a decoder. Known models have a handful;
+/// each runs within the one before, or over a whole text.
+inline constexpr std::size_t kMaxTokenizerSteps = 64;
 
 /// Every check throws IoError: "[tokenizer] expected X, got Y (file: key)". Refers to a value that
 /// outlives it.
@@ -43,6 +48,8 @@ class JsonNode {
   void require_keys(std::initializer_list<std::string_view> known) const;
   /// Throws unless `ok`: expected the value to be `what`, got it as it is.
   void require(bool ok, std::string_view what) const;
+  /// One step more than `num_before`, of kMaxTokenizerSteps.
+  void require_step(std::size_t num_before) const;
   /// Throws that the value of `key` is not known.
   [[noreturn]] void refuse(const char* key, std::string_view known) const;
 

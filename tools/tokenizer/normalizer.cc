@@ -1,8 +1,5 @@
 #include "tools/tokenizer/normalizer.h"
 
-#include <cstddef>
-#include <cstdint>
-#include <limits>
 #include <utility>
 
 #include "engine/error.h"
@@ -25,10 +22,16 @@ Regex read_pattern(const JsonNode& node) {
 }
 
 std::string replaced(std::string_view text, const Regex& regex, std::string_view with,
-                     RegexScratch& scratch) {
+                     RegexScratch& scratch, std::size_t max_nbytes) {
   std::string out;
   regex.visit_all(text, scratch, [&](Regex::Range range, bool is_match) {
-    out += is_match ? with : text.substr(range.begin, range.end - range.begin);
+    const std::string_view part =
+        is_match ? with : text.substr(range.begin, range.end - range.begin);
+    require<engine::IoError>(part.size() <= max_nbytes - out.size(),
+                             "[tokenizer] expected a text of at most {} bytes after a Replace, got "
+                             "more: give it in parts ({})",
+                             max_nbytes, regex.place());
+    out += part;
   });
   return out;
 }
@@ -39,6 +42,7 @@ Normalizer::Normalizer(const JsonNode& node) {
 
 void Normalizer::read(const JsonNode& node) {
   const std::string& type = node.type();
+  if (type != "Sequence") node.require_step(steps_.size());
   if (NormalForm::is_known(type)) {
     node.require_keys({});
     steps_.emplace_back(NormalForm(type));
@@ -68,16 +72,14 @@ std::string Normalizer::run(const Step& step, std::string_view text, RegexScratc
 
 std::string_view Normalizer::normalized(std::string_view text, RegexScratch& scratch,
                                         std::string& buffer) const {
-  // Replacements can make a text longer; ICU counts bytes in 32 bits.
-  constexpr std::size_t kMaxNbytes = std::numeric_limits<std::int32_t>::max();
   for (const Step& step : steps_) {
     if (std::holds_alternative<NormalForm>(step) && is_ascii(text)) continue;
     buffer = run(step, text, scratch);
     text = buffer;
-    require<engine::IoError>(text.size() <= kMaxNbytes,
+    require<engine::IoError>(text.size() <= kMaxTextNbytes,
                              "[tokenizer] expected a text of at most {} bytes when normalized, got "
                              "{}: encode it in parts",
-                             kMaxNbytes, text.size());
+                             kMaxTextNbytes, text.size());
   }
   return text;
 }

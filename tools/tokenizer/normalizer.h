@@ -1,6 +1,9 @@
 // What is done to a text before it is cut into words.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -17,8 +20,8 @@ namespace tessera::tools {
 class Normalizer {
  public:
   Normalizer() = default;
-  /// Of `node`: null, or one of NFC, NFD, NFKC, NFKD, Prepend, Replace, or a Sequence of those.
-  /// Throws IoError naming file and key for all others.
+  /// Of `node`: null, or one of NFC, NFD, NFKC, NFKD, Prepend, Replace, or a Sequence of
+  /// those, with at most kMaxTokenizerSteps. Throws IoError naming file and key for all others.
   explicit Normalizer(const JsonNode& node);
 
   bool is_none() const { return steps_.empty(); }
@@ -46,8 +49,12 @@ class Normalizer {
 /// and key for others, and for an empty one.
 Regex read_pattern(const JsonNode& node);
 
-/// `text` with `with` for every match.
+/// The most bytes of a text that is normalized or decoded: ICU counts them in 32 bits.
+inline constexpr std::size_t kMaxTextNbytes = std::numeric_limits<std::int32_t>::max();
+
+/// `text` with `with` for every match. Throws IoError, naming the place of `regex`, as soon as that
+/// would have more than `max_nbytes`.
 std::string replaced(std::string_view text, const Regex& regex, std::string_view with,
-                     RegexScratch& scratch);
+                     RegexScratch& scratch, std::size_t max_nbytes = kMaxTextNbytes);
 
 }  // namespace tessera::tools

@@ -91,6 +91,7 @@ PreTokenizer PreTokenizer::byte_level(bool add_prefix_space) {
 void PreTokenizer::read(const JsonNode& node) {
   const std::string& type = node.type();
   node.require(!is_byte_level_, "nothing after ByteLevel");
+  if (type != "Sequence") node.require_step(steps_.size());
   if (type == "Sequence") {
     node.require_keys({"pretokenizers"});
     for (const JsonNode& step : node.at("pretokenizers").items()) read(step);

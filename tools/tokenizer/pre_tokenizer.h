@@ -23,7 +23,8 @@ class PreTokenizer {
 
   PreTokenizer() = default;
   /// Of `node`: null, or one of ByteLevel, Split, Digits, Metaspace, or a Sequence of those in
-  /// which ByteLevel is last. Throws IoError naming file and key for all others.
+  /// which ByteLevel is last, with at most kMaxTokenizerSteps. Throws IoError naming file and key
+  /// for all others.
   explicit PreTokenizer(const JsonNode& node);
   /// GPT-2's: ByteLevel alone. `add_prefix_space`: a text that begins with no space gets one.
   static PreTokenizer byte_level(bool add_prefix_space);

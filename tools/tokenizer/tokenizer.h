@@ -31,14 +31,15 @@ class Tokenizer {
 
   /// The ids of `text`, of less than 2 GiB; bytes that are not UTF-8 count as U+FFFD, as
   /// valid_utf8() says. `add_special_tokens`: with the tokens that the file puts around a text.
-  /// Throws IoError when an expression of the file takes too many steps on the text. An Encoder is
+  /// Throws IoError when an expression of the file takes too many steps on the text, or makes it
+  /// longer than 2 GiB. An Encoder is
   /// faster for several texts.
   std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens = true) const;
   /// The tokens that encode() puts before and after a text.
   std::span<const std::int32_t> before() const { return parts_.post_processor.before(); }
   std::span<const std::int32_t> after() const { return parts_.post_processor.after(); }
   /// The text of `ids`. `skip_special`: without special tokens. Throws InvalidArgument for an id
-  /// that is not in [0, vocab_size()).
+  /// that is not in [0, vocab_size()), and IoError for a text of more than 2 GiB.
   std::string decode(std::span<const std::int32_t> ids, bool skip_special = true) const;
 
   std::int64_t vocab_size() const { return std::ssize(parts_.tokens); }

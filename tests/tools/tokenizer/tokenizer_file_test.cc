@@ -1,8 +1,10 @@
 // What is read from files of tokenizers, and what is refused, by file and key.
 #include "tools/tokenizer/tokenizer_file.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
@@ -102,6 +104,39 @@ TEST_F(TokenizerFile, StepsOfASequenceAreRefusedByTheirPlace) {
       has(error_with("/pre_tokenizer",
                      {{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "last"}}),
           {"always, first or never", ": pre_tokenizer.prepend_scheme)"}));
+}
+
+// Each cuts within the one before: tens of thousands would need more stack than there is.
+TEST_F(TokenizerFile, ASequenceHasAtMost64Steps) {
+  const json replace = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "a"}};
+  const json split = {{"type", "Split"},
+                      {"pattern", {{"String", "b"}}},
+                      {"behavior", "Isolated"},
+                      {"invert", false}};
+  struct Case {
+    const char *key, *steps;
+    json step;
+  };
+  const Case cases[] = {{"normalizer", "normalizers", replace},
+                        {"pre_tokenizer", "pretokenizers", split},
+                        {"decoder", "decoders", replace}};
+  for (const Case& c : cases) {
+    json file = small_tokenizer();
+    const auto with = [&](std::size_t num_steps) {
+      // One in two is in a Sequence of its own.
+      json steps = json::array();
+      for (std::size_t i = 0; i < num_steps; ++i) {
+        steps.push_back(i % 2 == 0 ? c.step : json{{"type", "Sequence"}, {c.steps, {c.step}}});
+      }
+      file[c.key] = {{"type", "Sequence"}, {c.steps, steps}};
+      return file.dump();
+    };
+    folder_.write("tokenizer.json", with(64));
+    const Tokenizer tokenizer = Tokenizer::read(folder_.path());
+    EXPECT_EQ(tokenizer.decode(tokenizer.encode("aab", false)), "aab");
+    EXPECT_TRUE(has(error_of_text(with(65)), {"at most 64 steps, got an object",
+                                              fmt::format(": {}.{}[64])", c.key, c.steps)}));
+  }
 }
 
 TEST_F(TokenizerFile, IdsAreEachThereOnce) {

@@ -10,9 +10,12 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/error.h"
 #include "engine/io/text.h"
+#include "tests/testing/errors.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/tokenizer/small_tokenizer.h"
+#include "tools/tokenizer/normalizer.h"
 #include "tools/tokenizer/split.h"
 #include "tools/tokenizer/tokenizer.h"
 
@@ -94,6 +97,20 @@ TEST(Tokenizer, NormalizedTokensAreFoundInTheNormalizedText) {
   const Tokenizer tokenizer = made(file);
   EXPECT_EQ(tokenizer.encode("ad\uff44\uff41\uff44\uff42b"), (Ids{9, 3, 9, 10, 1}));
   EXPECT_EQ(tokenizer.decode(Ids{9, 10}), "ad\uff42");
+}
+
+// Two of them can make 10 GB of one letter.
+TEST(Tokenizer, AReplaceMakesNoTextThatIsTooLong) {
+  RegexScratch scratch;
+  const Regex regex("a", "file: normalizer");
+  const std::string with(1000, 'a');
+  EXPECT_EQ(replaced("bab", regex, with, scratch, 1002), "b" + with + "b");
+  // A match, and what is between.
+  for (const char* text : {"aaa", "babb"}) {
+    EXPECT_TRUE(testing::has(
+        testing::error_of<engine::IoError>([&] { replaced(text, regex, with, scratch, 1002); }),
+        {"[tokenizer] expected a text of at most 1002 bytes", "(file: normalizer)"}));
+  }
 }
 
 // U+08CF, which Unicode 14 added, is a mark that would go before the acute.

@@ -39,6 +39,9 @@ class Regex {
   /// and the pattern, for what is no expression or is not known here.
   Regex(const std::string& pattern, std::string place);
 
+  /// File and key, for errors.
+  const std::string& place() const { return place_; }
+
   /// Finds the first match in `text`, which must be UTF-8, that begins at `from` or later; an
   /// expression that asks what comes before a place sees the text before `from` as well. Throws
   /// IoError naming the pattern when the search takes too many steps.
