@@ -42,12 +42,12 @@ bool is_null(const ConfigFile& file, const char* key) {
 // The longest sequence that sees all of itself.
 std::int64_t parse_positions(const ConfigFile& file, const std::string& kind) {
   const std::int64_t positions = file.integer("max_position_embeddings");
-  if (kind == "mistral") {
-    constexpr std::int64_t kWindowUnlessThere = 4096;
-    if (!file.has("sliding_window")) return std::min(positions, kWindowUnlessThere);
-  } else if (!file.one_of("use_sliding_window", {false, true}).get<bool>()) {
-    return positions;
-  }
+  constexpr std::int64_t kWindowUnlessThere = 4096;
+  const bool has_window =
+      kind == "mistral" || file.one_of("use_sliding_window", {false, true}).get<bool>();
+  if (!has_window) return positions;
+  if (kind != "llama" && !file.has("sliding_window"))
+    return std::min(positions, kWindowUnlessThere);
   return is_null(file, "sliding_window") ? positions
                                          : std::min(positions, file.integer("sliding_window"));
 }

@@ -108,6 +108,15 @@ TEST(LlamaConfig, KnowsWhatKindsHave) {
           .positions,
       40);
   EXPECT_EQ(read(changed({{"model_type", "qwen2"}, {"sliding_window", 40}})).positions, 64);
+  for (const char* kind : {"qwen2", "qwen3"}) {
+    json slides = changed({{"model_type", kind},
+                           {"head_dim", 4},
+                           {"use_sliding_window", true},
+                           {"max_position_embeddings", 8192}});
+    EXPECT_EQ(read(slides).positions, 4096) << kind;
+    slides["sliding_window"] = nullptr;
+    EXPECT_EQ(read(slides).positions, 8192) << kind;
+  }
   // Keys that transformers does not read of a kind.
   const LlamaFileConfig plain =
       read(changed({{"model_type", "mistral"}, {"attention_bias", true}, {"mlp_bias", true}}));
