@@ -1,4 +1,5 @@
-// Trains a multi-layer perceptron on Fashion-MNIST, sharded over ranks that are threads.
+// Trains a multi-layer perceptron on Fashion-MNIST, fully sharded over ranks: threads, processes,
+// or threads of several processes.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -280,7 +281,9 @@ int main(int argc, char** argv) {
   return tools::run_main([&] {
     tools::MlpTask task;
     tools::run_task(argc, argv,
-                    {"train_mlp", "Trains a multi-layer perceptron on Fashion-MNIST, sharded."},
+                    {"train_mlp",
+                     "Trains a multi-layer perceptron on Fashion-MNIST, fully sharded over ranks: "
+                     "threads, processes, or threads of several processes."},
                     task);
   });
 }

@@ -1,4 +1,5 @@
-// Trains a transformer, fully sharded over ranks that are threads of this process.
+// Trains a transformer, fully sharded over ranks: threads, processes, or threads of several
+// processes.
 #include "tools/cli/main.h"
 #include "tools/models/family.h"
 #include "tools/programs/run/run_task.h"
@@ -11,7 +12,8 @@ int main(int argc, char** argv) {
     tools::run_task(argc, argv,
                     {"train_transformer",
                      "Trains a " + tools::titles() +
-                         "-shaped transformer, fully sharded over ranks that are threads."},
+                         "-shaped transformer, fully sharded over ranks: threads, processes, or "
+                         "threads of several processes."},
                     task);
   });
 }
