@@ -58,7 +58,6 @@ constexpr NotRun kNotRun[] = {
      "it needs a run that failed: //tests/tools/programs:train_faults_test does"},
     {"cmake ", ".ci/run install does"},
     {"python3 -m venv", ".ci/run install makes one"},
-    {"python3 examples/python/", ".ci/run install does, but for what needs PyTorch"},
     {"cd examples",
      "its programs are tests of //examples, and .ci/run install analyses its workspace"},
     {"bazel run //tools:train_transformer -- --device=cuda", "it needs a GPU: gpu_check.sh does"},
