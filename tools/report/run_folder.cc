@@ -54,7 +54,8 @@ void check_run_folder(const std::string& folder, bool writes_log) {
   }
   std::error_code ignored;
   if (fs::exists(folder + "/.lock", ignored)) return;  // of a run that did not get to its config
-  std::vector<std::string> names = {"sample.txt", "comm_hook.txt", FlightOutput::kName};
+  std::vector<std::string> names(kRunTexts.begin(), kRunTexts.end());
+  names.emplace_back(FlightOutput::kName);
   if (writes_log) names.emplace_back("log.jsonl");
   for (const std::string& name : names) {
     const std::string path = fmt::format("{}/{}", folder, name);

@@ -87,8 +87,8 @@ RunLog::RunLog(const TrainConfig& config, std::string items, std::string config_
 std::vector<RunFile> RunLog::outputs(const TrainConfig& config) {
   const std::string folder = resolve_user_path(config.out);
   std::vector<RunFile> files = {{config.log.jsonl.empty() ? "out" : "log.jsonl", log_path(config)}};
-  for (const char* name : {"sample.txt", "comm_hook.txt", FlightOutput::kName})
-    files.push_back({"out", fmt::format("{}/{}", folder, name)});
+  for (const char* name : kRunTexts) files.push_back({"out", fmt::format("{}/{}", folder, name)});
+  files.push_back({"out", fmt::format("{}/{}", folder, FlightOutput::kName)});
   if (!config.log.trace.empty()) {
     files.insert(files.begin(), {"log.trace", resolve_user_path(config.log.trace)});
   }
@@ -134,8 +134,7 @@ void RunLog::check_outputs(const TrainConfig& config, const FlagSet& flags,
 
 void RunLog::begin(std::int64_t start) {
   start_ = start;
-  for (const char* name : {"sample.txt", "comm_hook.txt"})
-    ::unlink(path(name).c_str());  // of an earlier run
+  for (const char* name : kRunTexts) ::unlink(path(name).c_str());  // of an earlier run
   write_file("config.toml", config_toml_);
   jsonl_file_.keep_while([this](const nlohmann::json& record) {
     const auto step = record.find("step");

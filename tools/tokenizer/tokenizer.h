@@ -32,8 +32,7 @@ class Tokenizer {
   /// The ids of `text`, of less than 2 GiB; bytes that are not UTF-8 count as U+FFFD, as
   /// valid_utf8() says. `add_special_tokens`: with the tokens that the file puts around a text.
   /// Throws IoError when an expression of the file takes too many steps on the text, or makes it
-  /// longer than 2 GiB. An Encoder is
-  /// faster for several texts.
+  /// longer than 2 GiB. An Encoder is faster for several texts.
   std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens = true) const;
   /// The tokens that encode() puts before and after a text.
   std::span<const std::int32_t> before() const { return parts_.post_processor.before(); }
@@ -77,10 +76,10 @@ class Encoder {
   std::string valid_, normalized_;
 };
 
-/// Decodes ids as they come, and holds a text back until its last character is whole. Parts add up
-/// to decode() of all ids for all texts whose bytes are valid UTF-8, at least those without U+FFFD;
-/// only a Replace, or a Strip of more than one character, that comes after a Fuse, which no known
-/// model has, could make a difference. Refers to a tokenizer that outlives it.
+/// Decodes ids as they come, and holds a text back until its last character is whole. Where
+/// decode() of all ids has no U+FFFD the parts add up to it; not with a decoder that has a Replace,
+/// or a Strip of more than one character, after a Fuse, as no known model does. Refers to a
+/// tokenizer that outlives it.
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer, bool skip_special = true)

@@ -179,7 +179,7 @@ void Trainer::run(const Data& data, const Loss& loss, const Validate& validate,
   // every step holds what the plan says.
   std::optional<Launched> last;
   bool is_pending = false;
-  const auto finish_last = [&] {
+  const std::function<void()> finish_last = [&] {
     if (std::exchange(is_pending, false)) finish(*last, items);
   };
   if (owes_validation()) validate_after(start_.step, validate);
