@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <set>
 #include <span>
 #include <string>
@@ -26,9 +25,6 @@ using testing::HookResult;
 using testing::HookRun;
 using testing::normals;
 using testing::run_hook;
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // In double, over the ranks.
 std::vector<double> mean_given(const HookRun& run, int step, std::size_t i) {
