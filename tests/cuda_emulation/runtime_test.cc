@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <filesystem>
+#include <functional>
 #include <iterator>
 #include <stdexcept>
 #include <string>
@@ -292,6 +293,30 @@ TEST_F(CudaEmulationStreams, FailedLaunchSticksToItsDevice) {
   reset();
   check(cudaSetDevice(0));
   EXPECT_EQ(read(a_, x_), 1);  // as the last launch that did not fail left it
+}
+
+TEST_F(CudaEmulationStreams, HostLearnsOfAFaultWhenNothingRunsOnTheDevice) {
+  const auto wait_for_event = [&] { return cudaEventSynchronize(event_); };
+  const auto wait_for_stream = [&] { return cudaStreamSynchronize(a_); };
+  const auto wait_for_device = [] { return cudaDeviceSynchronize(); };
+  for (const auto& wait : {std::function(wait_for_event), std::function(wait_for_stream),
+                           std::function(wait_for_device)}) {
+    std::atomic<bool> begun = false;
+    int written = 0;
+    check(launch(a_, x_, [&](int*) {
+      begun = true;
+      sleep_ms(50);
+      written = 1;
+    }));
+    check(cudaEventRecord(event_, a_));
+    while (!begun) std::this_thread::yield();
+    fail_launch(/*device=*/0, /*nth=*/1);
+    check(launch(b_, x_, [](int*) {}));
+    EXPECT_EQ(cudaStreamSynchronize(b_), cudaErrorLaunchFailure);
+    EXPECT_EQ(wait(), cudaErrorLaunchFailure);
+    EXPECT_EQ(written, 1);
+    reset();
+  }
 }
 
 TEST_F(CudaEmulationStreams, WhatAKernelThrowsBreaksTheDevice) {

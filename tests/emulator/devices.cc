@@ -132,6 +132,12 @@ cudaError_t entry_error(int device) {
   return error;
 }
 
+cudaError_t wait_error(int device) {
+  const cudaError_t error = entry_error(device);
+  const bool is_sticky = error != cudaErrorNoDevice && error != cudaErrorNotPermitted;
+  return is_sticky ? cudaSuccess : error;
+}
+
 cudaError_t device_error(int device) {
   Runtime& machine = runtime();
   if (machine.num_devices.load(std::memory_order_relaxed) == 0) return failed(cudaErrorNoDevice);
@@ -275,9 +281,9 @@ cudaError_t cudaDeviceDisablePeerAccess(int peer) {
 
 cudaError_t cudaDeviceSynchronize() {
   const Unseen unseen;
-  if (const cudaError_t error = entry_error()) return error;
-  if (const cudaError_t error = unsafe_error()) return error;
   const int device = host_thread().device;
+  if (const cudaError_t error = wait_error(device)) return error;
+  if (const cudaError_t error = unsafe_error()) return error;
   count_blocking();
   for (const std::shared_ptr<Stream>& stream : streams_of(device)) block_on(*stream);
   return entry_error(device);

@@ -250,6 +250,10 @@ cudaError_t entry_error(int device);
 /// entry_error() for libraries, which make the device current themselves.
 cudaError_t device_error(int device);
 inline cudaError_t entry_error() { return entry_error(host_thread().device); }
+/// The error with which a wait of the host for `device` does not begin. A sticky one is told after
+/// the wait: the device skips what it has not begun, and the host learns of a fault when nothing
+/// runs there any more.
+cudaError_t wait_error(int device);
 /// Breaks `device`: prints and keeps `what`.
 void break_device(int device, cudaError_t error, const std::string& what);
 

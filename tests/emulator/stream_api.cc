@@ -114,7 +114,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   const Unseen unseen;
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;
-  if (const cudaError_t error = entry_error(stream->device)) return error;
+  if (const cudaError_t error = wait_error(stream->device)) return error;
   if (const cudaError_t error = look_error(*stream)) return error;
   count_blocking();
   const std::shared_ptr<Record> record = stream->push_record();
@@ -183,12 +183,15 @@ CUresult emulated_wait_value(CUstream handle, CUdeviceptr address, cuuint32_t va
   if (entry_error(stream->device) != cudaSuccess) return CUDA_ERROR_UNKNOWN;
   if (uncapturable_error(*stream) != cudaSuccess) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_NOT_SUPPORTED;
-  stream->push_work("wait value", [word = reinterpret_cast<cuuint32_t*>(address), value] {
+  const auto* sticky = &runtime().devices[stream->device].sticky;
+  stream->push_work("wait value", [word = reinterpret_cast<cuuint32_t*>(address), value, sticky] {
     const auto is_reached = [&] {
       return static_cast<std::int32_t>(std::atomic_ref(*word).load(std::memory_order_acquire) -
                                        value) >= 0;
     };
-    while (!is_reached()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    while (!is_reached() && sticky->load(std::memory_order_relaxed) == 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
   });
   return CUDA_SUCCESS;
 }
@@ -307,7 +310,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
   const Unseen unseen;
   const std::shared_ptr<EventObject> event = find_event(handle);
   if (!event) return cudaErrorInvalidResourceHandle;
-  if (const cudaError_t error = entry_error(event->device)) return error;
+  if (const cudaError_t error = wait_error(event->device)) return error;
   const std::shared_ptr<Record> record = last_record(*event);
   if (const cudaError_t error = look_error(record.get())) return error;
   count_blocking();
