@@ -252,18 +252,32 @@ std::vector<Tensor> Tape::run_region(const Block& block, const Outputs& fn, Outp
   if (block.hooks != nullptr) block.hooks->before_forward(block, *this);
   const std::uint64_t num_before = num_recorded_;
   std::vector<Tensor> results;
-  if (recording() && again) {
-    results = defer(block, fn, std::move(again));
-  } else {
-    if (recording()) begin_region(block);
-    results = fn();
-    if (recording()) push(end_of(block, results));
+  try {
+    if (recording() && again) {
+      results = defer(block, fn, std::move(again));
+    } else {
+      if (recording()) begin_region(block);
+      results = fn();
+      if (recording()) push(end_of(block, results));
+    }
+  } catch (...) {
+    leave(block);
+    throw;
   }
   tell_outputs(block, results);
   if (block.hooks != nullptr) {
     block.hooks->after_forward(block, *this, num_recorded_ != num_before);
   }
   return results;
+}
+
+// Of a region that an exception ends. One that is recorded is part of a step, which is given up.
+void Tape::leave(const Block& block) noexcept {
+  if (block.hooks == nullptr || pass_ != Pass::kUnrecorded) return;
+  try {
+    block.hooks->after_forward(block, *this, false);
+  } catch (...) {  // whoever waits is told of what came first
+  }
 }
 
 // Uses before it belong to the entry after it.

@@ -431,6 +431,7 @@ void Unit::finish_step(const Stream& compute) {
   if (sum_state_ != Sum::kEmpty) return wait_for_sums(compute);
   if (sum_slot_ == nullptr) {
     wait_for_updates(compute);
+    compute.wait(context_.reduce.record("left"));  // what a step that was given up may still add
     engine::launch_fill(compute, sum_.device(), 0, "fill_zero", name_);
     return;
   }

@@ -118,6 +118,46 @@ TEST(FsdpGradients, OfASkippedBlockAreZero) {
   });
 }
 
+// What is left out by the step after one that was given up has the gradient zero, though the
+// reduction that was given up may still be at work.
+TEST(FsdpSteps, AGradientThatWasGivenUpIsNotThatOfABlockLeftOut) {
+  for (const char* strategy : {"zero3", "zero2", "ddp"}) {
+    for (std::uint64_t seed = 1; seed < 6; ++seed) {
+      comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+        ToyRank rank(world, {.placement = Placement::preset(strategy), .delay_seed = seed},
+                     {.numel = 40, .poison = false});
+        rank.fsdp.begin_step();
+        rank.tape.backward(rank.loss());
+        rank.fsdp.cancel_step();
+        rank.fsdp.begin_step();
+        EXPECT_EQ(rank.fsdp.finish_step().value(), 0) << strategy << " seed " << seed;
+        for (const engine::Parameter* p : rank.fsdp.parameters()) {
+          EXPECT_EQ(rank.fsdp.full_gradient(*p), std::vector<float>(40)) << p->name;
+        }
+      });
+    }
+  }
+}
+
+// One whose evaluation fails goes on.
+TEST(FsdpSteps, AnEvaluationThatThrowsLeavesNoRegionOpen) {
+  for (const char* strategy : {"zero3", "ddp"}) {
+    comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+      ToyRank rank(world, {.placement = Placement::preset(strategy)});
+      const float before = rank.evaluate();
+      auto& l = *rank.model.layers[1];
+      const auto fails = [&]() -> Tensor {
+        return rank.tape.region(rank.model.root, [&] {
+          return rank.tape.region(l.block, [&]() -> Tensor { engine::fail("[toy] a bad batch"); });
+        });
+      };
+      EXPECT_EQ(error_of<InvalidArgument>([&] { rank.tape.no_grad(fails); }), "[toy] a bad batch");
+      rank.fsdp.parameters_changed();
+      EXPECT_EQ(rank.evaluate(), before);
+    });
+  }
+}
+
 TEST(FsdpSteps, AStepMayBeAbandonedAndBegunAgain) {
   for (const bool no_sync : {false, true}) {
     for (const char* strategy : {"zero3", "shard_grad_op", "zero2", "zero1", "ddp"}) {
