@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "engine/copy.h"
 #include "engine/elementwise.h"
@@ -120,7 +121,7 @@ void CutValues::settle() {
   fsdp_.context_.gather.synchronize();
   fsdp_.compute_.synchronize();
   if (fsdp_.context_.offload != nullptr) fsdp_.context_.offload->synchronize();
-  fsdp_.values_read_.wait();
+  for (const engine::Event& read : fsdp_.values_read_) read.wait();
 }
 
 void CutValues::check_at_rest(std::string_view caller) {
@@ -147,7 +148,10 @@ void CutValues::check_numel(const Parameter& p, std::span<const float> values) {
           p.name);
 }
 
-void CutValues::keep_until(engine::Event read) { fsdp_.values_read_ = std::move(read); }
+void CutValues::keep_until(engine::Event read) {
+  std::erase_if(fsdp_.values_read_, [](const engine::Event& other) { return other.reached(); });
+  fsdp_.values_read_.push_back(std::move(read));
+}
 
 void CutValues::mark_stale(Unit& unit) { fsdp_.schedule_.mark_stale(unit); }
 

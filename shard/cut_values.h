@@ -52,7 +52,7 @@ class CutValues {
   /// is open, naming its unit. `caller` is for the message.
   void check_at_rest(std::string_view caller);
   /// Between steps, for who reads masters and states while the next step runs, as a checkpoint
-  /// does: nothing updates or loads them before `read`.
+  /// does: nothing updates or loads them before `read`, whoever else reads them until when.
   void keep_until(engine::Event read);
   /// For who writes masters and states by work of the compute stream: that waits until what
   /// keep_until() was told of is over.

@@ -7,6 +7,7 @@
 
 namespace tessera::shard {
 
+class Optimizer;
 class Unit;
 
 /// When an update during backward has updated parameters gathered that are whole on every rank, or
@@ -19,6 +20,7 @@ enum class UpdateGathers {
 
 /// An update during backward: what it calls in the order of its members.
 struct EarlyUpdate {
+  const Optimizer* owner = nullptr;  ///< whose update it is
   UpdateGathers gathers;
   /// Before the first unit, in the last backward of the step or in finish_step().
   std::function<void()> begin;

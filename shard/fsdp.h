@@ -205,9 +205,10 @@ class Fsdp {
   /// UnusedParameters::kSkip or NonFinite::kSkip, as only the end of a step shows what is unused or
   /// not finite; CommError if `update`, as in take_gradients(), differs.
   void take_gradients_early(std::string_view update, EarlyUpdate early);
-  /// For an optimizer that dies: an early update is not called any more, and what updates launched
-  /// on other streams than compute is done. While an exception unwinds, aborts as ~Fsdp() does.
-  void end_updates() noexcept;
+  /// For an optimizer that dies: an early update of its own is not called any more, and what
+  /// updates launched on other streams than compute is done. While an exception unwinds, aborts as
+  /// ~Fsdp() does.
+  void end_updates(const Optimizer& owner) noexcept;
   /// `stream` wrote the masters of `unit`, and what of them lies on the host is written as
   /// `on_host` says: renews the copies that are computed with, and of the root, which the next
   /// forward needs first, starts the gather.
@@ -291,8 +292,8 @@ class Fsdp {
   std::optional<Early> early_;
   std::optional<engine::Stream> update_;  // of early updates
   std::vector<FlatUser*> users_;
-  std::string holder_;  // of CutValues::hold()
-  engine::Event values_read_;
+  std::string holder_;                      // of CutValues::hold()
+  std::vector<engine::Event> values_read_;  // whom masters and states are kept for, as they are
   int num_exceptions_;
 };
 

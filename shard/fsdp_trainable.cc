@@ -22,7 +22,7 @@ void Fsdp::trainable_changed() {
           "[trainable_changed] expected the update of the last step before, and no "
           "step_in_backward(), got {}",
           early_ ? "step_in_backward()" : "gradients that wait");
-  require(!joined_,
+  require(!joined_ || joined_->total == 0,
           "[trainable_changed] expected it before join(), got it between join() and its step");
   for (const auto& unit : units_) {
     require(unit->reducer() == nullptr || !unit->reducer()->remembers(),
@@ -35,12 +35,13 @@ void Fsdp::trainable_changed() {
     lines.push_back(fmt::format("{} is {}", p->name, p->trainable ? "trainable" : "frozen"));
   }
   agree(group_, context_.memory, compute_, lines);
+  settle_step();  // the hooks that are told of it go
   for (const auto& unit : units_) unit->reshard(compute_);
   for (const engine::Stream* stream : {&context_.gather, &context_.reduce, &compute_}) {
     stream->synchronize();
   }
   if (context_.offload != nullptr) context_.offload->synchronize();
-  std::exchange(values_read_, {}).wait();  // before memory is given back
+  for (const engine::Event& read : std::exchange(values_read_, {})) read.wait();  // memory may go
   schedule_.forget_calls();
   phase_ = Phase::kBroken;  // until all is made again
   for (const auto& unit : units_) unit->tear_down();

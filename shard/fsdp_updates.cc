@@ -15,6 +15,9 @@ using engine::require;
 void Fsdp::take_gradients(std::string_view update, bool skips) {
   require(phase_ == Phase::kFinished,
           "[optimizer] expected begin_step(), backward and finish_step() before each step()");
+  require(!early_,
+          "[optimizer] expected a step()'s update before the step_in_backward() of the next step, "
+          "got it after");
   check_can_train("an update");
   wait_for_readers();
   group_.declare(update);
@@ -24,7 +27,9 @@ void Fsdp::take_gradients(std::string_view update, bool skips) {
 }
 
 // Updates of what is offloaded too begin after work of compute: see UpdateParts.
-void Fsdp::wait_for_readers() { compute_.wait(std::exchange(values_read_, {})); }
+void Fsdp::wait_for_readers() {
+  for (const engine::Event& read : std::exchange(values_read_, {})) compute_.wait(read);
+}
 
 // [Note: early updates]
 // A unit whose gradient is final in the last micro-step has no use left, unless a region that is
@@ -56,10 +61,12 @@ void Fsdp::take_gradients_early(std::string_view update, EarlyUpdate early) {
   update_ = compute_.sibling("optimizer", context_.options.stream_options(2));
 }
 
-void Fsdp::end_updates() noexcept {
+void Fsdp::end_updates(const Optimizer& owner) noexcept {
   if (!early_ && context_.offload == nullptr) return;
-  schedule_.on_final(nullptr);
-  early_.reset();
+  if (early_ && early_->update.owner == &owner) {
+    schedule_.on_final(nullptr);
+    early_.reset();
+  }
   if (std::uncaught_exceptions() > num_exceptions_) {
     group_.abort("another error ended the training loop");
   }

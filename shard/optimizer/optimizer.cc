@@ -231,7 +231,8 @@ void Optimizer::step_in_backward(double lr, UpdateGathers gathers) {
   const Step step{.lr = lr};
   fsdp_.take_gradients_early(
       describe(step) + ", in backward",
-      {.gathers = gathers,
+      {.owner = this,
+       .gathers = gathers,
        .begin = [this, step] { prepare_step(step); },
        .update_unit = [this](Unit& unit, const Stream& stream) { step_unit(unit, stream); },
        .end = [this] { end_step(); }});

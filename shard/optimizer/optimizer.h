@@ -183,7 +183,7 @@ class Optimizer : private FlatUser {
   /// What the groups have now: the same vector until one of them changes.
   std::shared_ptr<const std::vector<GroupRates>> group_rates();
   /// To be called by the destructor of whoever launches functions that use its own members.
-  void end_updates() noexcept { fsdp_.end_updates(); }
+  void end_updates() noexcept { fsdp_.end_updates(*this); }
 
   /// Before the units of a step that is not skipped.
   virtual void prepare(const Step&) {}

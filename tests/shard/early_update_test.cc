@@ -269,6 +269,22 @@ TEST(EarlyUpdate, EndsBeforeItsOptimizerDoes) {
   }
 }
 
+TEST(EarlyUpdate, DoesNotEndWithAnotherOptimizer) {
+  comm::run_ranks(2, {}, [&](ProcessGroup& world) {
+    ToyRank rank(world, {}, {.numel = 40, .poison = false});
+    auto optimizer = std::make_unique<Sgd>(rank.fsdp, SgdOptions{});
+    auto next = std::make_unique<Sgd>(rank.fsdp, SgdOptions{});
+    next->step_in_backward(0.1);
+    optimizer = std::move(next);
+    const std::vector<float> before = rank.values();
+    rank.fsdp.begin_step();
+    rank.tape.backward(rank.loss());
+    rank.fsdp.finish_step();
+    EXPECT_NE(rank.values(), before);
+    EXPECT_EQ(optimizer->num_steps(), 1);
+  });
+}
+
 // A hook that counts.
 class Counting : public Reducer {
  public:
@@ -393,6 +409,13 @@ TEST(EarlyUpdateErrors, SayWhatIsExpected) {
   const auto early = [&] { return error_of<InvalidArgument>([&] { sgd.step_in_backward(0.1); }); };
   rank.fsdp.begin_step();
   EXPECT_TRUE(has(early(), {"before begin_step()", "got it inside a step"}));
+  pass();
+  rank.fsdp.finish_step();
+  sgd.step_in_backward(0.1);
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] { sgd.step(0.1); }),
+                  {"before the step_in_backward() of the next step, got it after"}));
+  rank.fsdp.cancel_step();
+  rank.fsdp.begin_step();
   pass();
   rank.fsdp.finish_step();
   sgd.step(0.1);

@@ -262,6 +262,20 @@ TEST(TrainableErrors, AChangeComesBeforeJoin) {
   });
 }
 
+// As between two epochs.
+TEST(Trainable, MayChangeWhenJoinHasSaidThatAllAreDone) {
+  comm::run_ranks(2, {}, [](ProcessGroup& world) {
+    Rank rank(world);
+    ASSERT_EQ(rank.fsdp.join(1), 1);
+    rank.step(0, 2, world.rank(), 1);
+    ASSERT_EQ(rank.fsdp.join(0), 0);
+    rank.model.layers[1]->bias.trainable = false;
+    rank.fsdp.trainable_changed();
+    ASSERT_EQ(rank.fsdp.join(1), 1);
+    rank.step(1, 2, world.rank(), 1);
+  });
+}
+
 // A rank without a batch would repeat a step in which other parameters were trained.
 TEST(TrainableErrors, JoinNeedsABatchAfterAChange) {
   comm::run_ranks(2, {}, [](ProcessGroup& world) {

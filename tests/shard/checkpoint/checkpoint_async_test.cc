@@ -220,6 +220,8 @@ TEST(CheckpointAsync, NobodyWritesWhatIsBeingCopied) {
           has_read = true;
         });
         CutValues(fsdp).keep_until(reader.record("read"));
+        const engine::Stream other = engine::Stream::worker_cpu("other reader");
+        CutValues(fsdp).keep_until(other.record("read"));  // which has read before
         const std::jthread ends([&] {
           std::this_thread::sleep_for(std::chrono::milliseconds(30));
           may_end.set_value();

@@ -129,6 +129,27 @@ TEST(HookSkips, AnUpdateCountsThoughNoStepIsGivenUpAfterIt) {
   EXPECT_EQ(train(true), train(false));
 }
 
+// Hooks that trainable_changed() makes again were not part of the step before.
+TEST(HookSkips, AStepThatWasGivenUpIsNotOfTheHooksAfterAChange) {
+  const auto state_after = [](bool gives_up) {
+    std::vector<HookTensor> state;
+    comm::run_ranks(1, {}, [&](comm::ProcessGroup& world) {
+      HookRun run = that_may_skip();
+      run.hook.powersgd.error_feedback = run.hook.powersgd.warm_start = false;
+      HookRank one(world, run);
+      if (gives_up) {
+        one.fsdp.begin_step();
+        one.backward(0);
+        one.fsdp.cancel_step();
+      }
+      one.fsdp.trainable_changed();
+      state = save_hooks(one.fsdp);
+    });
+    return state;
+  };
+  EXPECT_EQ(state_after(true), state_after(false));
+}
+
 TEST(HookSkips, AStepThatIsRefusedCountsForNothing) {
   const auto train = [](bool refused) {
     return state_behind([=](HookRank& t, Sgd& sgd) {
