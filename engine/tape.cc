@@ -55,6 +55,15 @@ class InScope {
   const Stream& stream_;
 };
 
+// Of a region that an exception ends.
+void leave(const Block& block, Tape& tape) noexcept {
+  if (block.hooks == nullptr) return;
+  try {
+    block.hooks->after_forward(block, tape, false);
+  } catch (...) {  // whoever waits is told of what came first
+  }
+}
+
 }  // namespace
 
 Tape::Tape(Memory memory, Stream compute)
@@ -261,7 +270,8 @@ std::vector<Tensor> Tape::run_region(const Block& block, const Outputs& fn, Outp
       if (recording()) push(end_of(block, results));
     }
   } catch (...) {
-    leave(block);
+    // One that is recorded is part of a step, which is given up.
+    if (pass_ == Pass::kUnrecorded) leave(block, *this);
     throw;
   }
   tell_outputs(block, results);
@@ -269,15 +279,6 @@ std::vector<Tensor> Tape::run_region(const Block& block, const Outputs& fn, Outp
     block.hooks->after_forward(block, *this, num_recorded_ != num_before);
   }
   return results;
-}
-
-// Of a region that an exception ends. One that is recorded is part of a step, which is given up.
-void Tape::leave(const Block& block) noexcept {
-  if (block.hooks == nullptr || pass_ != Pass::kUnrecorded) return;
-  try {
-    block.hooks->after_forward(block, *this, false);
-  } catch (...) {  // whoever waits is told of what came first
-  }
 }
 
 // Uses before it belong to the entry after it.

@@ -235,7 +235,6 @@ class Tape {
   };
 
   std::vector<Tensor> run_region(const Block& block, const Outputs& fn, Outputs again);
-  void leave(const Block& block) noexcept;
   std::vector<Tensor> defer(const Block& block, const Outputs& fn, Outputs again);
   void push(Entry entry);
   void begin_region(const Block& block);
