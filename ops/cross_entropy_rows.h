@@ -107,7 +107,9 @@ inline CrossEntropyRows make_cross_entropy_rows(engine::Tape& tape, const engine
   engine::require(targets.dtype() == DType::kI32,
                   "[cross_entropy] expected targets i32, got {} ({})", name_of(targets.dtype()),
                   targets.name());
-  engine::require(x.numel() > 0 && targets.numel() == x.shape().rows(),
+  // As many in another order of dimensions would be those of other rows.
+  const bool is_flat = targets.shape().rank() == 1 && targets.numel() == x.shape().rows();
+  engine::require(x.numel() > 0 && (is_flat || targets.shape() == x.shape().drop_last()),
                   "[cross_entropy] expected a target for each row of {}, got {} ({})", x.shape(),
                   targets.shape(), targets.name());
   engine::require(vocab_size < std::int64_t{1} << 30,

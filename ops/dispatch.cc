@@ -1,5 +1,6 @@
 #include "ops/dispatch.h"
 
+#include <algorithm>
 #include <iterator>
 #include <tuple>
 
@@ -165,6 +166,9 @@ Tensor combine(Tape& tape, const std::vector<Tensor>& buffers, const Tensor& gat
         "({})",
         buffers[0].shape(), b.shape(), b.name());
     wants_dx = tape.needs_grad(b) || wants_dx;
+    // Backward scatters to all gradients at once.
+    require(std::ranges::count(buffers, b.key(), &Tensor::key) == 1,
+            "[combine] expected buffers that differ, got one of them twice ({})", b.name());
   }
   const bool wants_dgates = tape.needs_grad(gates);
   const std::int64_t rows = buffers[0].dim(0);

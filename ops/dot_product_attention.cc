@@ -42,6 +42,11 @@ Tensor dot_product_attention(Tape& tape, const Tensor& q, const Tensor& k, const
   engine::require(!options.mask.defined() || options.mask.dtype() == q.dtype(),
                   "[dot_product_attention] expected a mask {}, got {} ({})", name_of(q.dtype()),
                   name_of(options.mask.dtype()), options.mask.name());
+  const int mask_rank = options.mask.defined() ? options.mask.shape().rank() : 2;
+  engine::require(mask_rank == 2 || mask_rank == 5,
+                  "[dot_product_attention] expected a mask (T, S) or (B, KV, H / KV, T, S), with 1 "
+                  "where it is the same for all, got {} ({})",
+                  options.mask.shape(), options.mask.name());
   const Shape shape{B, KV, G, T, S};
 
   // (B, KV, G, T, D) and (B, KV, S, ..): a product for each head of the keys.

@@ -14,8 +14,8 @@ struct DotProductOptions {
 /// y[b, t, h] = sum_s softmax_s(scale * q[b, t, h] . k[b, s, g] + mask) v[b, s, g], for each head h
 /// of H, which shares head g = h KV / H of the keys with others (Ainslie et al., "GQA", 2023).
 ///   q (B, T, H, D), k (B, S, KV, D), v (B, S, KV, E), of one dtype, f32 or bf16; KV divides H; a
-///   mask of that dtype which broadcast() repeats to (B, KV, H / KV, T, S), such as (T, S) or, for
-///   keys that are padding, (B, 1, 1, 1, S) -> y (B, T, H, E). A query that sees no key gives NaN.
+///   mask of that dtype, (T, S) or (B, KV, H / KV, T, S), with 1 where it is the same for all, such
+///   as (B, 1, 1, 1, S) for keys that are padding -> y (B, T, H, E). A query that sees no key gives NaN.
 ///   Made of scale(), bmm(), add(), softmax() and permute(), which round to the dtype: saves the
 ///   scaled q, k and v, permuted, and the probabilities, T S numbers for each of B H; with a mask
 ///   three times as many live at one time. attention() stores none of them and takes a fraction of

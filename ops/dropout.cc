@@ -115,8 +115,11 @@ Tensor dropout(Tape& tape, const Tensor& x, float p, RandomStream random, std::u
   engine::require(p >= 0 && p < 1, "[dropout] expected a probability in [0, 1), got {} ({})", p,
                   x.name());
   if (p == 0) return x;
-  engine::require(!offset.count.defined() || offset.count.device().is_cuda(),
-                  "[dropout] expected an offset of indices on a GPU only, got one on {} ({})",
+  engine::require(!offset.count.defined() || (offset.count.device().is_cuda() &&
+                                              offset.count.device() == tape.stream().device()),
+                  "[dropout] expected an offset of indices on the GPU of the tape only, got one on "
+                  "{} with a tape on {} ({})",
+                  offset.count.defined() ? to_string(offset.count.device()) : "",
                   to_string(tape.stream().device()), x.name());
   const DropoutMask mask{random,
                          first_index,

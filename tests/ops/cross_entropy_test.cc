@@ -269,6 +269,14 @@ TEST_F(BothTest, RefusesShapesThatDoNotFit) {
     EXPECT_THROW(op(tape, Tensor::zeros(memory, {1, 4}, DType::kI32), to_targets(memory, {0}), 0),
                  InvalidArgument);
   }
+  // As many, of a batch whose dimensions are in another order.
+  const Tensor logits = Tensor::zeros(memory, {2, 3, 4}, DType::kF32);
+  const Tensor other = to_targets(memory, {0, 1, 2, 3, 0, 1});
+  for (const auto op : {cross_entropy, cross_entropy_rows}) {
+    EXPECT_THROW(op(tape, logits, other.reshape({3, 2}), kIgnore), InvalidArgument);
+    op(tape, logits, other.reshape({2, 3}), kIgnore);
+    op(tape, logits, other, kIgnore);
+  }
   const Tensor targets = to_targets(memory, {0, 1, 2});
   EXPECT_THROW(linear_cross_entropy(tape, x, w, targets, {.chunk_rows = -1}), InvalidArgument);
   EXPECT_THROW(linear_cross_entropy(tape, x.reshape({4, 3}), w, to_targets(memory, {0, 1, 2, 3})),

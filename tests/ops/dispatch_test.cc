@@ -102,6 +102,11 @@ TEST(Dispatch, RefusesWhatDoesNotFit) {
                     combine(tape, {zeros({2, 2})}, zeros({4, 1}), slots);
                   }),
                   {"gates (4, 2)", "(4, 1)"}));
+  const Tensor twice = zeros({2, 2});
+  EXPECT_TRUE(has(error_of<InvalidArgument>([&] {
+                    combine(tape, {twice, zeros({2, 2}), twice}, zeros({4, 2}), slots);
+                  }),
+                  {"[combine]", "twice"}));
 }
 
 }  // namespace

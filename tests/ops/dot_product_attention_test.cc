@@ -158,6 +158,8 @@ TEST(DotProductAttention, RefusesWhatDoesNotFit) {
   refuses(q, k, of({2, 5, 2, 7}, DType::kBF16));
   refuses(q, k, v, {.scale = -1});
   refuses(q, k, v, {.mask = of({3, 4})});
+  refuses(q, k, v, {.mask = of({2, 1, 1, 5})});  // as others have it, for each batch and head
+  refuses(q, k, v, {.mask = of({2, 3, 5})});
   refuses(q, k, v, {.mask = of({3, 5}, DType::kBF16)});
   EXPECT_THROW(causal_mask(tape, 3, 2, DType::kF32), InvalidArgument);
   EXPECT_THROW(causal_mask(tape, 2, 3, DType::kF32, -1), InvalidArgument);

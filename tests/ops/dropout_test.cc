@@ -78,6 +78,8 @@ TEST(Dropout, RefusesProbabilitiesOutsideTheRange) {
     EXPECT_THROW(dropout(tape, x, p, kRandom, 0), InvalidArgument) << p;
   EXPECT_THROW(dropout(tape, Tensor::zeros(memory, {3}, DType::kI32), 0.5f, kRandom, 0),
                InvalidArgument);
+  const Tensor count = Tensor::zeros(memory, {1}, DType::kI64);
+  EXPECT_THROW(dropout(tape, x, 0.5f, kRandom, 0, {.count = count}), InvalidArgument);
 }
 
 }  // namespace
