@@ -15,12 +15,12 @@ struct DotProductOptions {
 /// of H, which shares head g = h KV / H of the keys with others (Ainslie et al., "GQA", 2023).
 ///   q (B, T, H, D), k (B, S, KV, D), v (B, S, KV, E), of one dtype, f32 or bf16; KV divides H; a
 ///   mask of that dtype, (T, S) or (B, KV, H / KV, T, S), with 1 where it is the same for all, such
-///   as (B, 1, 1, 1, S) for keys that are padding -> y (B, T, H, E). A query that sees no key gives NaN.
-///   Made of scale(), bmm(), add(), softmax() and permute(), which round to the dtype: saves the
-///   scaled q, k and v, permuted, and the probabilities, T S numbers for each of B H; with a mask
-///   three times as many live at one time. attention() stores none of them and takes a fraction of
-///   the time where q, k and v lie packed and the mask is causal or none. Throws InvalidArgument if
-///   shapes or dtypes do not fit.
+///   as (B, 1, 1, 1, S) for keys that are padding -> y (B, T, H, E). A query that sees no key gives
+///   NaN. Made of scale(), bmm(), add(), softmax() and permute(), which round to the dtype: saves
+///   the scaled q, k and v, permuted, and the probabilities, T S numbers for each of B H; with a
+///   mask three times as many live at one time. attention() stores none of them and takes a
+///   fraction of the time where q, k and v lie packed and the mask is causal or none. Throws
+///   InvalidArgument if shapes or dtypes do not fit.
 engine::Tensor dot_product_attention(engine::Tape& tape, const engine::Tensor& q,
                                      const engine::Tensor& k, const engine::Tensor& v,
                                      const DotProductOptions& options = {});
