@@ -16,9 +16,6 @@
 namespace tessera::comm {
 namespace {
 
-// How long a process that is lost, or that fails first, may be heard of after what it does here.
-constexpr std::chrono::milliseconds kPatience(1000);
-
 // What this process failed with, on its way to the others.
 struct Failure {
   void tell(const std::string& message) {
@@ -82,7 +79,7 @@ Link link_world(const std::shared_ptr<Control>& control, std::chrono::millisecon
         if (on_failure) on_failure(message);
         failure->tell(message);
       },
-      std::move(flight), kPatience);
+      std::move(flight), Control::kPatience);
   auto carrier = std::make_shared<Carrier>(control, failure);
   control->listen({.on_failure = [world](const std::string& message) { world->abort(message); },
                    .on_pause =

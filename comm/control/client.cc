@@ -20,10 +20,6 @@ using std::chrono::steady_clock;
 namespace {
 
 constexpr std::size_t kMaxCallNbytes = 200;
-// How long the rest of the job is waited for at a failure, and at the end. Longer than process 0
-// takes to tell all.
-constexpr std::chrono::milliseconds kLastWords{1500};
-
 }  // namespace
 
 Client::Client(int process, int num_ranks, std::chrono::milliseconds deadline,
@@ -82,7 +78,7 @@ std::vector<std::string> Client::all_gather(std::string_view label, std::string 
 }
 
 void Client::fail(std::string message) noexcept {
-  const auto limit = steady_clock::now() + kLastWords;
+  const auto limit = steady_clock::now() + Control::kPatience;
   try {
     message.resize(std::min(message.size(), kMaxMessageNbytes));
     message = engine::without_cut_character(message);
@@ -209,7 +205,7 @@ bool Client::take_orders() {
     if (is_leaving_) {
       connection_->queue(Left{process_});
       has_said_left_ = true;
-      leave_limit_ = now + kLastWords;
+      leave_limit_ = now + Control::kPatience;
     }
   }
   to_send_.clear();

@@ -22,7 +22,10 @@ bool Connection::flush() {
   while (!output_.empty()) {
     const std::span<const char> rest = std::span(*output_.front()).subspan(sent_);
     const auto n = net::send_now(socket_, std::as_bytes(rest));
-    if (!n) output_.clear();
+    if (!n) {
+      output_.clear();
+      sent_ = 0;
+    }
     if (!n || *n == 0) break;
     some = true;
     sent_ += *n;

@@ -69,6 +69,10 @@ class Control {
   std::vector<std::string> all_gather(std::string_view label, std::string own);
   static constexpr std::size_t kMaxGatherNbytes = std::size_t{64} << 20;
 
+  /// How long who finds its process failing waits for the reason of the job, which may be
+  /// another's: longer than process 0, which is told last, may take to be told.
+  static constexpr std::chrono::milliseconds kPatience{1500};
+
   /// Fails the job on every process, unless it has failed already. Returns once the others have
   /// been told, or after about a second. Of a message of more than 16 KiB the rest is left out.
   void fail(std::string message) noexcept;

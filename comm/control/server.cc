@@ -24,6 +24,7 @@ namespace {
 
 // How long others are waited for at an end where they have got everything.
 constexpr std::chrono::seconds kLastWords{1};
+static_assert(Control::kPatience > kLastWords + 2 * DeadlineClock::kTick);
 // How long those are waited for who have not come yet.
 constexpr std::chrono::seconds kLastWordsToLate{2};
 

@@ -118,6 +118,25 @@ TEST(JoinedFaultsTest, AProcessThatStopsForLongerThanTheDeadlineIsNamed) {
   }
 }
 
+// Process 0 is told only when the one that has stopped had its time to take the news.
+TEST(JoinedFaultsTest, AProcessThatIsKilledWhileAnotherHasStoppedIsNamed) {
+  std::vector<std::vector<Child>> jobs;
+  for (int i = 0; i < 8; ++i) jobs.push_back(joined_all(3, kLong, sum_for_ever));
+  for (auto& children : jobs) {
+    for (Child& child : children) EXPECT_EQ(child.hear(), "sums");
+    children[2].signal(SIGSTOP);
+    children[1].end();
+  }
+  for (auto& children : jobs) {
+    for (const std::size_t p : {0, 2}) {
+      if (p == 2) children[p].signal(SIGCONT);
+      EXPECT_THAT(children[p].hear(),
+                  AllOf(StartsWith("[control] "), HasSubstr("lost process 1 (")))
+          << "process " << p;
+    }
+  }
+}
+
 TEST(JoinedFaultsTest, AProcessThatStopsForAWhileIsWaitedFor) {
   auto children = joined_all(3, std::chrono::minutes(1), [](ProcessGroup& group, const auto& say) {
     group.barrier("begin");

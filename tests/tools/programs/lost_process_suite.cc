@@ -98,12 +98,12 @@ bool LostProcessTest::has_time_to_speak() {
   return !GetParam().launcher || !GetParam().launcher->leave_others_alone.empty();
 }
 
-void LostProcessTest::expect_named(const Job::End& end, const std::string& how) {
+void LostProcessTest::expect_named(const Job::End& end, const std::string& how, int lost) {
   for (int p = 0; p < num_processes(); ++p) {
-    if (p == lost()) continue;
+    if (p == lost) continue;
     const auto i = static_cast<std::size_t>(p);
     if (has_time_to_speak() || has(end.err[i], {"error: "})) {
-      EXPECT_TRUE(has(end.err[i], {fmt::format("lost process {} (", lost())})) << how << ", " << p;
+      EXPECT_TRUE(has(end.err[i], {fmt::format("lost process {} (", lost)})) << how << ", " << p;
     }
     if (!end.exit_codes.empty()) {
       EXPECT_EQ(end.exit_codes[i], tools::kTryAgain) << how << ", " << p;
@@ -171,6 +171,20 @@ TEST_P(StoppedProcessTest, ForLongerThanTheDeadlineIsNamedAndEndsToo) {
       EXPECT_NE(end.exit_codes[i], 0) << p;
     }
   }
+}
+
+// The others wait for the one that is killed before they look for the one that has stopped.
+TEST_P(StoppedProcessTest, WhileAnotherIsKilledIsNotTakenForIt) {
+  Job job = training();
+  const int stopped = lost(), killed = lost() - 1;
+  job.send(stopped, SIGSTOP);
+  std::this_thread::sleep_for(milliseconds(100));
+  job.send(killed, SIGKILL);
+  for (int i = 0; i < 30'000 && !job.has_ended(0); ++i) {
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+  job.send(stopped, SIGCONT);
+  expect_named(job.wait(), "killed while another has stopped", killed);
 }
 
 TEST_P(StoppedProcessTest, ForAWhileChangesNoNumber) {

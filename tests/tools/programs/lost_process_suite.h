@@ -86,8 +86,9 @@ class LostProcessTest : public MpiTraining, public ::testing::WithParamInterface
   static bool has_time_to_speak();
   /// How long it takes until all but the one that is lost have ended, a minute at most.
   static double seconds_until_others_ended(Job& job);
-  /// All of these have ended because of it, and say so.
-  static void expect_named(const Job::End& end, const std::string& how);
+  /// All but `lost` have ended because of it, and say so.
+  static void expect_named(const Job::End& end, const std::string& how,
+                           int lost = num_processes() - 1);
 };
 
 /// Of a process that stops and goes on.
