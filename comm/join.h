@@ -32,7 +32,7 @@ struct JoinOptions {
   /// transport, which then finds the others by itself, as MPI does.
   ControlOptions control;
   /// Makes what moves the tensors; called once, unless there is one process. Collective.
-  /// `all_gather` tells all processes what it needs to know of each.
+  /// `all_gather` tells all processes what it needs to know of each, and is not used later.
   std::function<std::unique_ptr<Transport>(const AllGatherTexts& all_gather)> transport;
   /// What that makes, "gloo": equal in all processes, or none of them joins.
   std::string transport_name = {};

@@ -117,12 +117,22 @@ void check_equal(Control& control, std::string_view what, std::string own) {
 void join_over(const ControlOptions& self,
                const std::function<void(const std::shared_ptr<Control>&)>& connect) try {
   const std::shared_ptr<Control> control = Control::join(self);
+  const auto tell = [&](const std::exception& error) {
+    control->fail(World::text_of(
+        [&] { return fmt::format("[join] process {}: {}", self.process, error.what()); }));
+  };
   try {
     connect(control);
     control->all_gather("joined", "");  // so that what keeps one from joining keeps all
+  } catch (const engine::CommError& error) {
+    // What broke a connection may be the end of another process, of which all are told.
+    if (const auto failure = control->failure_within(Control::kPatience)) {
+      throw engine::CommError(*failure);
+    }
+    tell(error);
+    throw;
   } catch (const std::exception& error) {
-    control->fail(World::text_of(
-        [&] { return fmt::format("[join] process {}: {}", self.process, error.what()); }));
+    tell(error);
     throw;
   }
 } catch (const std::system_error& error) {

@@ -36,7 +36,8 @@ Peers peers_of(const std::shared_ptr<Control>& control, const std::shared_ptr<Wo
 void check_equal(Control& control, std::string_view what, std::string own);
 
 /// Joins the control plane, and returns once all processes have done `connect` with it. Collective.
-/// What one of them throws all others are told; of no thread left: as DeviceError.
+/// What one of them throws all others are told; of no thread left: as DeviceError. A CommError is
+/// replaced by the failure of the job where another process has failed, or is lost.
 void join_over(const ControlOptions& self,
                const std::function<void(const std::shared_ptr<Control>&)>& connect);
 

@@ -93,19 +93,28 @@ void Client::fail(std::string message) noexcept {
     fail_locked("no memory left");  // short enough to need none
   }
   changed();
+  if (!wait_for_failure(limit)) {
+    const std::lock_guard lock(mutex_);
+    fail_locked(std::move(message));
+  }
+  changed();
+}
+
+std::optional<std::string> Client::failure_within(std::chrono::milliseconds time) const {
+  (void)wait_for_failure(steady_clock::now() + time);
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+bool Client::wait_for_failure(net::Time limit) const noexcept {
   for (;;) {
     const std::uint32_t before = num_changes_;
     {
       const std::lock_guard lock(mutex_);
-      if (failure_) break;
-      if (steady_clock::now() >= limit || has_left_[0]) {
-        fail_locked(std::move(message));
-        break;
-      }
+      if (failure_ || steady_clock::now() >= limit || has_left_[0]) return failure_.has_value();
     }
     wait_while(num_changes_, before, limit);
   }
-  changed();
 }
 
 void Client::fail_locked(std::string message) {

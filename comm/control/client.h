@@ -35,6 +35,7 @@ class Client {
 
   std::vector<std::string> all_gather(std::string_view label, std::string own);
   void fail(std::string message) noexcept;
+  std::optional<std::string> failure_within(std::chrono::milliseconds time) const;
   void listen(Control::Events events);
   void say_call(std::string_view text, int rank) noexcept;
   void say_left(int rank) noexcept;
@@ -54,6 +55,8 @@ class Client {
   void tell_events();
   void lose_server(const std::string& how);
   void fail_locked(std::string message);
+  // Whether the job fails before `limit`. Nobody says so any more once process 0 has left.
+  bool wait_for_failure(net::Time limit) const noexcept;
   // Wakes who waits for what has changed, and the thread.
   void changed() noexcept;
   std::size_t index(int process) const;

@@ -146,6 +146,10 @@ std::vector<std::string> Control::all_gather(std::string_view label, std::string
   return impl_->client()->all_gather(label, std::move(own));
 }
 
+std::optional<std::string> Control::failure_within(std::chrono::milliseconds time) const {
+  return impl_->client()->failure_within(time);
+}
+
 void Control::fail(std::string message) noexcept { impl_->client()->fail(std::move(message)); }
 
 bool Control::tells_of_loss(std::string_view message) {

@@ -16,6 +16,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -72,6 +73,8 @@ class Control {
   /// How long who finds its process failing waits for the reason of the job, which may be
   /// another's: longer than process 0, which is told last, may take to be told.
   static constexpr std::chrono::milliseconds kPatience{1500};
+  /// What the job has failed with, or fails with within `time`; nothing if it does not.
+  std::optional<std::string> failure_within(std::chrono::milliseconds time) const;
 
   /// Fails the job on every process, unless it has failed already. Returns once the others have
   /// been told, or after about a second. Of a message of more than 16 KiB the rest is left out.

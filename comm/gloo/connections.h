@@ -97,6 +97,14 @@ class Connections final : public tcp::Context {
     return pair;
   }
 
+  // Whoever waits for one of them to be made goes on.
+  void interrupt() {
+    const std::lock_guard lock(pairs_mutex_);
+    for (const auto& pair : pairs_) {
+      if (pair != nullptr) pair->close();
+    }
+  }
+
   void close() {
     const std::lock_guard lock(pairs_mutex_);
     pairs_.clear();

@@ -4,9 +4,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <span>
+#include <stop_token>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -88,6 +93,21 @@ class GlooTransfer final : public Transfer {
   Label label_;
 };
 
+// While it lives, `interrupt` is called if `has_failed`.
+std::jthread watch(const std::function<bool()>& has_failed, std::function<void()> interrupt) {
+  if (!has_failed) return {};
+  return std::jthread([has_failed, interrupt = std::move(interrupt)](const std::stop_token& stop) {
+    constexpr milliseconds kPause{20};
+    std::mutex mutex;
+    std::condition_variable_any stopped;
+    std::unique_lock lock(mutex);
+    while (!stop.stop_requested()) {
+      if (has_failed()) return interrupt();
+      stopped.wait_for(lock, stop, kPause, [] { return false; });
+    }
+  });
+}
+
 class GlooTransport final : public Transport {
  public:
   GlooTransport(const GlooOptions& options, const Functions& functions)
@@ -167,6 +187,8 @@ class GlooTransport final : public Transport {
     engine::require<CommError>(texts.size() == static_cast<std::size_t>(num_processes_),
                                "[gloo] expected the places of {} processes, got {} (process {})",
                                num_processes_, texts.size(), process_);
+    const std::jthread watching =
+        watch(options.all_gather.has_failed(), [this] { functions_.interrupt(mesh_); });
     std::vector<Peer> peers;
     for (int p = 0; p < num_processes_; ++p) {
       if (p != process_) peers.push_back({p, Place::parse(texts[static_cast<std::size_t>(p)])});

@@ -18,7 +18,8 @@ namespace tessera::comm {
 
 struct GlooOptions {
   int process = 0, num_processes = 1;
-  /// Tells all processes where this one is.
+  /// Tells all processes where this one is. Where it knows of a failure of the job, that ends the
+  /// wait for connections, too.
   AllGatherTexts all_gather = {};
   /// Where others reach this process: an address, a name that stands for one, or a network
   /// interface. Empty: the address of the default route, else of the first interface that is up,

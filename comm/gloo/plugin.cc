@@ -178,6 +178,16 @@ bool connect(Mesh* mesh, int process, const char* theirs, ErrorText* error) {
   return guarded(work, false, error);
 }
 
+void interrupt(Mesh* mesh) {
+  mesh->state->closed = true;
+  ErrorText error;  // of Gloo, which has then broken the connection by itself
+  const auto work = [&] {
+    mesh->state->connections->interrupt();
+    return true;
+  };
+  (void)guarded(work, false, &error);
+}
+
 void close(Mesh* mesh) {
   mesh->state->closed = true;
   mesh->state->connections->close();
@@ -252,6 +262,7 @@ extern "C" const Functions* tessera_gloo_plugin() {
       .open = open,
       .addresses = addresses,
       .connect = connect,
+      .interrupt = interrupt,
       .close = close,
       .send = send,
       .receive = receive,

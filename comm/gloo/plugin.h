@@ -24,7 +24,7 @@ inline constexpr std::uint64_t kMaxMessageNbytes = (std::uint64_t{1} << (64 - kT
 /// No function throws. Those that return a pointer return nullptr when they fail.
 struct Functions {
   /// Grows with every change of what is below.
-  static constexpr std::uint32_t kVersion = 1;
+  static constexpr std::uint32_t kVersion = 2;
   std::uint32_t version;
   const char* gloo_version;
 
@@ -35,7 +35,10 @@ struct Functions {
   const char* (*addresses)(Mesh* mesh);
   /// Connects to a process, whose addresses() are `theirs`. To one after the other, in any order.
   bool (*connect)(Mesh* mesh, int process, const char* theirs, ErrorText* error);
-  /// Breaks all connections. Messages can still be asked, and must still be dropped.
+  /// Breaks all connections, from any thread: connect() and wait() in others end, and fail.
+  void (*interrupt)(Mesh* mesh);
+  /// Breaks all connections, and frees the mesh. Messages can still be asked, and must still be
+  /// dropped.
   void (*close)(Mesh* mesh);
 
   Message* (*send)(Mesh* mesh, int process, std::uint32_t tag, const void* bytes,

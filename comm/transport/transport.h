@@ -9,6 +9,8 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace tessera::comm {
@@ -52,8 +54,27 @@ class Transport {
   virtual void give_up() noexcept {}
 };
 
-/// How processes tell each other what a transport needs to know before it can be used: every
-/// process's `own`, process by process. Collective.
-using AllGatherTexts = std::function<std::vector<std::string>(std::string own)>;
+/// How processes tell each other what a transport needs to know before it can be used.
+class AllGatherTexts {
+ public:
+  using Function = std::function<std::vector<std::string>(std::string own)>;
+
+  AllGatherTexts() = default;
+  /// `has_failed`: whether the job has failed, so that whoever waits for another process ends;
+  /// from any thread. Null: nobody knows.
+  template <class F>
+  requires(!std::is_same_v<F, AllGatherTexts> && std::is_constructible_v<Function, F>)
+      AllGatherTexts(F all_gather,
+                     std::function<bool()> has_failed = nullptr)  // NOLINT: a function
+      : all_gather_(std::move(all_gather)), has_failed_(std::move(has_failed)) {}
+
+  /// Every process's `own`, process by process. Collective.
+  std::vector<std::string> operator()(std::string own) const { return all_gather_(std::move(own)); }
+  const std::function<bool()>& has_failed() const { return has_failed_; }
+
+ private:
+  Function all_gather_;
+  std::function<bool()> has_failed_;
+};
 
 }  // namespace tessera::comm

@@ -309,7 +309,7 @@ TEST(GlooPlugin, IsRefusedIfItIsNotOurs) {
       "[gloo] expected libc.so.6 to be Tessera's plug-in for Gloo, got no tessera_gloo_plugin");
   const std::string older = "tests/comm/libolder_gloo_plugin.so";
   EXPECT_EQ(error_with(older),
-            fmt::format("[gloo] expected a plug-in of version 1, got 0 ({}): it belongs to another "
+            fmt::format("[gloo] expected a plug-in of version 2, got 0 ({}): it belongs to another "
                         "Tessera",
                         older));
 }

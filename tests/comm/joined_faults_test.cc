@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -283,6 +284,54 @@ TEST(JoinedFaultsTest, WhatKeepsOneFromJoiningIsToldToAll) {
       EXPECT_THAT(children[std::size_t(p)].hear(),
                   p == failing ? "std::bad_alloc"
                                : "[join] process " + std::to_string(failing) + ": std::bad_alloc");
+    }
+  }
+}
+
+// Of three processes, of which one does `last` when each has heard how to connect to it.
+std::vector<Child> joined_but_one(int one, const std::function<void()>& last) {
+  const MeetingPlace place(3);
+  std::vector<Child> children;
+  for (int p = 0; p < 3; ++p) {
+    children.push_back(joined(place, p, kLong, never, [=](JoinOptions& options) {
+      if (p != one) return;
+      options.transport = [last, make = options.transport](const AllGatherTexts& all_gather) {
+        return make([&](std::string own) {
+          auto texts = all_gather(std::move(own));
+          last();
+          return texts;
+        });
+      };
+    }));
+  }
+  return children;
+}
+
+TEST(JoinedFaultsTest, WhatOneFailsWithWhileTheyConnectEndsTheOthersAtOnce) {
+  for (int failing = 0; failing < 3; ++failing) {
+    auto children = joined_but_one(failing, [] { throw std::bad_alloc(); });
+    for (int p = 0; p < 3; ++p) {
+      EXPECT_THAT(children[std::size_t(p)].hear(),
+                  p == failing ? "std::bad_alloc"
+                               : "[join] process " + std::to_string(failing) + ": std::bad_alloc");
+    }
+  }
+}
+
+TEST(JoinedFaultsTest, OneThatStopsAndIsKilledWhileTheyConnectIsNamed) {
+  for (int killed = 0; killed < 3; ++killed) {
+    auto children = joined_but_one(killed, [] { ::raise(SIGSTOP); });
+    int status = 0;
+    const auto k = std::size_t(killed);
+    EXPECT_EQ(::waitpid(children[k].pid(), &status, WUNTRACED), children[k].pid());
+    std::this_thread::sleep_for(milliseconds(100));
+    children[k].end();
+    for (int p = 0; p < 3; ++p) {
+      if (p == killed) continue;
+      EXPECT_THAT(children[std::size_t(p)].hear(),
+                  AllOf(StartsWith("[control] expected 3 processes, lost process " +
+                                   std::to_string(killed) + " ("),
+                        HasSubstr("which ended without a word; ")));
     }
   }
 }
