@@ -55,10 +55,17 @@ std::optional<int> take_number(std::string_view& text, int min, int max) {
   return number;
 }
 
+// Whether an IPv6 socket takes connections of IPv4 as well, whatever the system's default.
+bool take_both(const Socket& socket) {
+  const int no = 0;
+  return setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no)) == 0;
+}
+
 Socket listen_at(const addrinfo& address) {
   Socket socket(::socket(address.ai_family, address.ai_socktype | kFlags, 0));
   const int one = 1;
-  if (socket && setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) == 0 &&
+  if (socket && (address.ai_family != AF_INET6 || take_both(socket)) &&
+      setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) == 0 &&
       bind(socket.get(), address.ai_addr, address.ai_addrlen) == 0 &&
       listen(socket.get(), kMaxQueued) == 0) {
     return socket;
