@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
+#include <system_error>
 #include <utility>
 
 namespace tessera::comm {
@@ -14,7 +15,11 @@ void DroppedMessages::take(PostedMessage message) {
   const std::lock_guard lock(mutex_);
   messages_.push_back(std::move(message));
   if (closed_) return;  // close() frees it, or the destructor
-  if (!thread_.joinable()) thread_ = std::thread([this] { watch(); });
+  try {
+    if (!thread_.joinable()) thread_ = std::thread([this] { watch(); });
+  } catch (const std::system_error&) {
+    // A destructor drops it, and can tell nobody. The next one tries again, else close() frees it.
+  }
   changed_.notify_one();
 }
 

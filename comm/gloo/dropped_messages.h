@@ -18,7 +18,7 @@ struct PostedMessage {
 };
 
 /// Frees messages and their owners once Gloo needs neither. A thread looks for that, from the first
-/// message on that is not done when it is dropped.
+/// message on that is not done when it is dropped; where none can be started, close() frees them.
 class DroppedMessages {
  public:
   explicit DroppedMessages(const gloo_plugin::Functions& functions) : functions_(functions) {}

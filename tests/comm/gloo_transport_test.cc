@@ -25,6 +25,7 @@
 #include "tests/testing/leftovers.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/temp_folder.h"
+#include "tests/testing/thread_limit.h"
 
 namespace tessera::comm {
 namespace {
@@ -217,6 +218,25 @@ TEST(GlooTransportTest, MayEndBeforeItsMessages) {
                           "closed the transport (process {}, tag 5)",
                           1 - p, p));
   }
+}
+
+TEST(GlooTransportTest, KeepsWhatIsDroppedWhereNoThreadStarts) {
+  ForkedProcesses processes(2, [&](int process, const AllGatherTexts& all_gather) -> std::string {
+    auto transport = make_gloo_transport(options_of(process, 2, all_gather));
+    testing::allow_threads(0);
+    auto bytes = zeros(8);
+    const std::weak_ptr<std::byte[]> owner = bytes;
+    for (const std::uint32_t tag : {1, 2}) {
+      (void)transport->receive(1 - process, tag, {bytes.get(), 8}, bytes);
+    }
+    bytes.reset();
+    std::string text = owner.expired() ? "freed early" : "kept";
+    exchange(*transport, 1 - process, 9, 8);
+    transport.reset();
+    return text + (owner.expired() ? ", freed" : ", kept for good");
+  });
+  processes.gather();
+  for (int p = 0; p < 2; ++p) EXPECT_EQ(processes.outcome(p), "kept, freed");
 }
 
 TEST(GlooTransportTest, LeavesNothing) {
