@@ -166,9 +166,12 @@ ProcessConnections connect_processes(const TrainConfig& config, const Launch& la
   if (!control.address.empty() || control.hand_out) made.control = comm::Control::join(control);
   try {
     made.transport =
-        is_mpi ? make_mpi(config, launch) : make_gloo(config, launch, [&](std::string own) {
-          return made.control->all_gather("connections", std::move(own));
-        });
+        is_mpi ? make_mpi(config, launch)
+               : make_gloo(config, launch,
+                           {[&](std::string own) {
+                              return made.control->all_gather("connections", std::move(own));
+                            },
+                            [&] { return made.control->failure_within({}).has_value(); }});
     require(made.transport->num_processes() == launch.num_processes,
             "[launch] expected {} processes over {}, got {} ({})", launch.num_processes,
             made.transport->str(), made.transport->num_processes(), launch.str());
