@@ -64,8 +64,8 @@ class AllGatherTexts {
   /// from any thread. Null: nobody knows.
   template <class F>
   requires(!std::is_same_v<F, AllGatherTexts> && std::is_constructible_v<Function, F>)
-      AllGatherTexts(F all_gather,
-                     std::function<bool()> has_failed = nullptr)  // NOLINT: a function
+      // NOLINTNEXTLINE: not explicit, as a function is given
+      AllGatherTexts(F all_gather, std::function<bool()> has_failed = nullptr)
       : all_gather_(std::move(all_gather)), has_failed_(std::move(has_failed)) {}
 
   /// Every process's `own`, process by process. Collective.
