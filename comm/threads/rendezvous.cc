@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <limits>
 #include <utility>
@@ -19,6 +20,8 @@ using engine::CommError;
 enum State : std::uint32_t { kOpen, kReady, kComplete, kFailed };
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+// How long a rank that gives a meeting up waits for chunks that others are in.
+constexpr std::chrono::seconds kBegunPatience(1);
 
 }  // namespace
 
@@ -42,7 +45,7 @@ struct Rendezvous::Meeting {
   std::atomic<std::uint32_t> state = kOpen;     // leaves kOpen under the world's mutex
   std::vector<std::atomic<std::int64_t>> next;  // by block: the chunk to take next
   std::atomic<std::int64_t> undone;             // chunks of all blocks
-  std::atomic<bool> threw = false;              // one of them; the world has failed
+  std::atomic<bool> failed = false;             // one of them, or a wait for them; the world, too
 };
 
 Rendezvous::Rendezvous(std::shared_ptr<World> world, std::string name, std::vector<int> members,
@@ -104,7 +107,7 @@ void Rendezvous::meet_and_work(int rank, const Call& call, const Slot& slot, con
       } catch (...) {
         error = std::current_exception();
         fail_chunk(call, block);
-        meeting->threw.store(true, std::memory_order_relaxed);
+        meeting->failed.store(true, std::memory_order_relaxed);
       }
     }
   }
@@ -114,11 +117,27 @@ void Rendezvous::meet_and_work(int rank, const Call& call, const Slot& slot, con
   } else if (chunks.shared) {
     comm::wait_while(meeting->state, kReady);
   } else if (!world_->wait_while(meeting->state, kReady)) {
-    expire(call);
-    world_->check();
+    give_up(call, *meeting, chunks.num_per_block);
   }
   if (error) std::rethrow_exception(error);
-  if (meeting->threw.load(std::memory_order_relaxed)) world_->check();
+  if (meeting->failed.load(std::memory_order_relaxed)) world_->check();
+}
+
+// A rank that is late would read memory which this one may free as soon as it has left: nobody
+// begins a chunk from here on, and what has been begun is waited for.
+void Rendezvous::give_up(const Call& call, Meeting& meeting, std::int64_t num_per_block) {
+  expire(call);
+  meeting.failed.store(true, std::memory_order_relaxed);
+  std::int64_t num_given_up = 0;
+  for (auto& next : meeting.next) {
+    const std::int64_t begun = next.exchange(num_per_block, std::memory_order_acq_rel);
+    num_given_up += std::max<std::int64_t>(num_per_block - begun, 0);
+  }
+  if (num_given_up > 0 &&
+      meeting.undone.fetch_sub(num_given_up, std::memory_order_acq_rel) == num_given_up) {
+    meeting.set(kComplete);
+  }
+  comm::wait_while(meeting.state, kReady, Clock::now() + kBegunPatience);
 }
 
 void Rendezvous::announce(int rank, const Call& call) {

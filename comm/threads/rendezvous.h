@@ -37,9 +37,10 @@ struct Slot {
 /// the rank whose block it was, and whoever ran it gets the error itself.
 struct Chunks {
   std::int64_t num_per_block = 0;
-  bool wake = true;    ///< false: too little work to wake sleepers for, the last to come does it
-  bool shared = true;  ///< false: each rank does its own block, and waits for the others' at most
-                       ///< the deadline
+  bool wake = true;  ///< false: too little work to wake sleepers for, the last to come does it
+  /// false: each rank does its own block, and waits for the others' at most the deadline. Then no
+  /// chunk is begun any more, and one that a rank is in is waited for a little longer.
+  bool shared = true;
   std::function<void(std::span<const Slot> slots, int block, std::int64_t chunk)> run = {};
 };
 
@@ -89,6 +90,7 @@ class Rendezvous final : private World::Group {
   std::shared_ptr<Meeting> arrive(int rank, const Call& call, const Slot& slot,
                                   const Chunks& chunks);
   void await(Meeting& meeting);
+  void give_up(const Call& call, Meeting& meeting, std::int64_t num_per_block);
   void fail_late(const Call& call, const Meeting* meeting);  // under the world's mutex
   void fail_chunk(const Call& call, int block) noexcept;
   std::string where(const Call& call) const;

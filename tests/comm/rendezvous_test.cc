@@ -125,6 +125,46 @@ TEST(RendezvousTest, WorkThatIsNotSharedIsWaitedForUntilTheDeadline) {
                                 HasSubstr("all have called it, not all have done it")));
 }
 
+// Whoever has left may have freed what a chunk reads.
+TEST(RendezvousTest, AfterTheDeadlineNoWorkIsBegun) {
+  const auto group = make_group(2, milliseconds(100));
+  std::atomic<bool> gone = false, begun_after = false;
+  const auto results = on_threads(2, [&](int rank) {
+    const std::unique_ptr<int, std::function<void(int*)>> leaves(
+        &rank, [&](const int* who) { gone = gone || *who == 0; });
+    group->meet(rank, call(0, "x"), {},
+                {.num_per_block = 2,
+                 .shared = false,
+                 .run = [&](std::span<const Slot>, int block, std::int64_t chunk) {
+                   begun_after = begun_after || gone;
+                   while (block == 1 && chunk == 0 && !gone) std::this_thread::yield();
+                 }});
+  });
+  EXPECT_FALSE(begun_after);
+  for (const std::string& result : results) {
+    EXPECT_THAT(result, HasSubstr("all have called it, not all have done it"));
+  }
+}
+
+TEST(RendezvousTest, WorkThatIsDoneSoonAfterTheDeadlineIsWaitedFor) {
+  const auto group = make_group(2, milliseconds(100));
+  std::atomic<bool> gone = false, gone_before = false;
+  on_threads(2, [&](int rank) {
+    const std::unique_ptr<int, std::function<void(int*)>> leaves(
+        &rank, [&](const int* who) { gone = gone || *who == 0; });
+    group->meet(rank, call(0, "x"), {},
+                {.num_per_block = 1,
+                 .shared = false,
+                 .run = [&](std::span<const Slot>, int block, std::int64_t) {
+                   if (block == 0) return;
+                   while (!group->world()->has_failed()) std::this_thread::yield();
+                   std::this_thread::sleep_for(milliseconds(50));
+                   gone_before = gone.load();
+                 }});
+  });
+  EXPECT_FALSE(gone_before);
+}
+
 TEST(RendezvousTest, AnnouncedCallsAreComparedAndNotWaitedFor) {
   const auto group = make_group(3);
   group->announce(1, call(0, "a"));
