@@ -5,6 +5,8 @@
 #include <sys/mman.h>
 
 #include <map>
+#include <memory>
+#include <mutex>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -256,12 +258,14 @@ struct Bf16Products::State {
             .scratch_nbytes = static_cast<std::int64_t>(f.memory_desc_get_size(scratch))};
   }
 
-  // Made at the first call.
-  const Kernel& kernel(const Bf16Product::Shape& shape) {
+  // Made at the first call. The host asks for scratch while the stream runs what it was given
+  // before: whoever runs a kernel keeps it.
+  std::shared_ptr<const Kernel> kernel(const Bf16Product::Shape& shape) {
+    const std::lock_guard lock(mutex);
     auto found = kernels.find(shape);
     if (found == kernels.end()) {
       if (kernels.size() >= kMaxKernels) kernels.clear();
-      found = kernels.emplace(shape, make(shape)).first;
+      found = kernels.emplace(shape, std::make_shared<const Kernel>(make(shape))).first;
     }
     return found->second;
   }
@@ -275,7 +279,8 @@ struct Bf16Products::State {
   const Functions& f;
   Owner<dnnl_engine_t> engine;
   Owner<dnnl_stream_t> stream;
-  std::map<Bf16Product::Shape, Kernel> kernels;
+  std::mutex mutex;
+  std::map<Bf16Product::Shape, std::shared_ptr<const Kernel>> kernels;  // under the mutex
 };
 
 Bf16Products::Bf16Products(const OneDnn& library) : state_(std::make_unique<State>(library)) {}
@@ -284,24 +289,24 @@ Bf16Products::~Bf16Products() = default;
 
 std::int64_t Bf16Products::scratch_nbytes(const Bf16Product::Shape& shape) {
   const Threads threads(state_->library);
-  return state_->kernel(shape).scratch_nbytes;
+  return state_->kernel(shape)->scratch_nbytes;
 }
 
 void Bf16Products::run(const Bf16Product& product, std::byte* scratch) {
   State& s = *state_;
   const Threads threads(s.library);
-  const State::Kernel& kernel = s.kernel(product.shape);
-  s.set(kernel.a, product.a);
-  s.set(kernel.b, product.b);
-  s.set(kernel.c, product.c);
-  if (product.bias != nullptr) s.set(kernel.bias, product.bias);
-  s.set(kernel.scratch, scratch);
-  const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, kernel.a.get()},
-                                       {DNNL_ARG_WEIGHTS, kernel.b.get()},
-                                       {DNNL_ARG_DST, kernel.c.get()},
-                                       {DNNL_ARG_SCRATCHPAD, kernel.scratch.get()},
-                                       {DNNL_ARG_BIAS, kernel.bias.get()}};
-  check(s.f.primitive_execute(kernel.primitive.get(), s.stream.get(),
+  const std::shared_ptr<const State::Kernel> kernel = s.kernel(product.shape);
+  s.set(kernel->a, product.a);
+  s.set(kernel->b, product.b);
+  s.set(kernel->c, product.c);
+  if (product.bias != nullptr) s.set(kernel->bias, product.bias);
+  s.set(kernel->scratch, scratch);
+  const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, kernel->a.get()},
+                                       {DNNL_ARG_WEIGHTS, kernel->b.get()},
+                                       {DNNL_ARG_DST, kernel->c.get()},
+                                       {DNNL_ARG_SCRATCHPAD, kernel->scratch.get()},
+                                       {DNNL_ARG_BIAS, kernel->bias.get()}};
+  check(s.f.primitive_execute(kernel->primitive.get(), s.stream.get(),
                               product.shape.has_bias ? 5 : 4, arguments),
         "dnnl_primitive_execute");
 }

@@ -65,7 +65,7 @@ struct Bf16Product {
 };
 
 /// The kernels that one stream has used, by shape. Where there are too many shapes all are
-/// forgotten.
+/// forgotten. run() is for the stream, scratch_nbytes() for any thread while it runs.
 class Bf16Products {
  public:
   static constexpr std::size_t kMaxKernels = 1024;
