@@ -18,7 +18,7 @@ namespace {
 std::unique_ptr<Transport> make_transport(const JoinOptions& options, Control& control) {
   auto transport = options.transport(
       {[&](std::string own) { return control.all_gather("connections", std::move(own)); },
-       [&] { return control.failure_within({}).has_value(); }});
+       [&] { return control.has_failed(); }});
   check_processes(*transport, options.control);
   return transport;
 }

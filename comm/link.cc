@@ -1,7 +1,5 @@
 #include "comm/link.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
@@ -117,24 +115,10 @@ void check_equal(Control& control, std::string_view what, std::string own) {
 void join_over(const ControlOptions& self,
                const std::function<void(const std::shared_ptr<Control>&)>& connect) try {
   const std::shared_ptr<Control> control = Control::join(self);
-  const auto tell = [&](const std::exception& error) {
-    control->fail(World::text_of(
-        [&] { return fmt::format("[join] process {}: {}", self.process, error.what()); }));
-  };
-  try {
+  control->run_together([&] {
     connect(control);
     control->all_gather("joined", "");  // so that what keeps one from joining keeps all
-  } catch (const engine::CommError& error) {
-    // What broke a connection may be the end of another process, of which all are told.
-    if (const auto failure = control->failure_within(Control::kPatience)) {
-      throw engine::CommError(*failure);
-    }
-    tell(error);
-    throw;
-  } catch (const std::exception& error) {
-    tell(error);
-    throw;
-  }
+  });
 } catch (const std::system_error& error) {
   if (error.code() != std::errc::resource_unavailable_try_again) throw;
   engine::fail<engine::DeviceError>("[join] expected to start a thread, got {} (process {})",

@@ -106,6 +106,11 @@ std::optional<std::string> Client::failure_within(std::chrono::milliseconds time
   return failure_;
 }
 
+bool Client::has_failed() const noexcept {
+  const std::lock_guard lock(mutex_);
+  return failure_.has_value();
+}
+
 bool Client::wait_for_failure(net::Time limit) const noexcept {
   for (;;) {
     const std::uint32_t before = num_changes_;

@@ -36,6 +36,7 @@ class Client {
   std::vector<std::string> all_gather(std::string_view label, std::string own);
   void fail(std::string message) noexcept;
   std::optional<std::string> failure_within(std::chrono::milliseconds time) const;
+  bool has_failed() const noexcept;
   void listen(Control::Events events);
   void say_call(std::string_view text, int rank) noexcept;
   void say_left(int rank) noexcept;

@@ -1,5 +1,7 @@
 #include "comm/control/control.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <tuple>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "comm/control/join.h"
 #include "comm/control/place.h"
 #include "comm/control/server.h"
+#include "comm/world/world.h"
 #include "engine/error.h"
 #include "engine/io/text.h"
 
@@ -148,6 +151,29 @@ std::vector<std::string> Control::all_gather(std::string_view label, std::string
 
 std::optional<std::string> Control::failure_within(std::chrono::milliseconds time) const {
   return impl_->client()->failure_within(time);
+}
+
+bool Control::has_failed() const noexcept { return impl_->client()->has_failed(); }
+
+void Control::run_together(const std::function<void()>& work) {
+  const auto text = [&](const std::exception& error) {
+    return World::text_of(
+        [&] { return fmt::format("[join] process {}: {}", process(), error.what()); });
+  };
+  try {
+    work();
+  } catch (const engine::CommError& error) {
+    std::optional<std::string> failure = failure_within(kPatience);
+    if (!failure) {
+      fail(text(error));
+      failure = failure_within({});
+    }
+    if (failure && *failure != text(error)) throw engine::CommError(*failure);
+    throw;
+  } catch (const std::exception& error) {
+    fail(text(error));
+    throw;
+  }
 }
 
 void Control::fail(std::string message) noexcept { impl_->client()->fail(std::move(message)); }

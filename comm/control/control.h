@@ -76,6 +76,13 @@ class Control {
   /// What the job has failed with, or fails with within `time`; nothing if it does not.
   std::optional<std::string> failure_within(std::chrono::milliseconds time) const;
 
+  bool has_failed() const noexcept;
+
+  /// Runs `work`, which all processes do. What one of them throws the others are told as the
+  /// failure of the job. A CommError, which may come of another's end, is replaced by that failure
+  /// if it is another's.
+  void run_together(const std::function<void()>& work);
+
   /// Fails the job on every process, unless it has failed already. Returns once the others have
   /// been told, or after about a second. Of a message of more than 16 KiB the rest is left out.
   void fail(std::string message) noexcept;

@@ -97,7 +97,7 @@ class Connections final : public tcp::Context {
     return pair;
   }
 
-  // Whoever waits for one of them to be made goes on.
+  // Closes them all; who waits for one of them to be made waits no longer.
   void interrupt() {
     const std::lock_guard lock(pairs_mutex_);
     for (const auto& pair : pairs_) {

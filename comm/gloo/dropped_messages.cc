@@ -17,7 +17,7 @@ void DroppedMessages::take(PostedMessage message) {
   if (closed_) return;  // close() frees it, or the destructor
   try {
     if (!thread_.joinable()) thread_ = std::thread([this] { watch(); });
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {  // no thread or no memory left
     // A destructor drops it, and can tell nobody. The next one tries again, else close() frees it.
   }
   changed_.notify_one();

@@ -170,6 +170,7 @@ bool connect(Mesh* mesh, int process, const char* theirs, ErrorText* error) {
       throw std::invalid_argument("its address is no address");
     }
     pair->connect(bytes);
+    if (state.closed) throw std::runtime_error("this process has closed its connections");
     auto watch = std::make_unique<Buffer>(state.connections, nullptr, 0);
     watch->recv(process, kWatchSlot, 0, 0);
     state.watches[static_cast<std::size_t>(process)] = std::move(watch);

@@ -164,20 +164,22 @@ ProcessConnections connect_processes(const TrainConfig& config, const Launch& la
   const comm::ControlOptions control = meeting_options(config, launch, transport);
   ProcessConnections made;
   if (!control.address.empty() || control.hand_out) made.control = comm::Control::join(control);
-  try {
+  const auto connect = [&] {
     made.transport =
         is_mpi ? make_mpi(config, launch)
                : make_gloo(config, launch,
                            {[&](std::string own) {
                               return made.control->all_gather("connections", std::move(own));
                             },
-                            [&] { return made.control->failure_within({}).has_value(); }});
+                            [&] { return made.control->has_failed(); }});
     require(made.transport->num_processes() == launch.num_processes,
             "[launch] expected {} processes over {}, got {} ({})", launch.num_processes,
             made.transport->str(), made.transport->num_processes(), launch.str());
-  } catch (const std::exception& error) {
-    if (made.control) made.control->fail(error.what());
-    throw;
+  };
+  if (made.control) {
+    made.control->run_together(connect);
+  } else {
+    connect();
   }
   return made;
 }

@@ -173,7 +173,7 @@ TEST_P(StoppedProcessTest, ForLongerThanTheDeadlineIsNamedAndEndsToo) {
   }
 }
 
-// The others wait for the one that is killed before they look for the one that has stopped.
+// Process 0 learns last why the job failed: after the stopped one had a second to hear it.
 TEST_P(StoppedProcessTest, WhileAnotherIsKilledIsNotTakenForIt) {
   Job job = training();
   const int stopped = lost(), killed = lost() - 1;
