@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <tuple>
+#include <unordered_set>
 
 #include "engine/elementwise.h"
 #include "ops/dispatch_cuda.h"
@@ -152,6 +153,19 @@ std::vector<Tensor> dispatch(Tape& tape, const Tensor& x, const Tensor& slots,
   return buffers;
 }
 
+namespace {
+
+// Backward scatters to the gradients of all at once.
+void check_differ(const std::vector<Tensor>& buffers) {
+  std::unordered_set<engine::TensorKey, engine::TensorKeyHash> seen;
+  for (const Tensor& b : buffers) {
+    require(seen.insert(b.key()).second,
+            "[combine] expected buffers that differ, got one of them twice ({})", b.name());
+  }
+}
+
+}  // namespace
+
 Tensor combine(Tape& tape, const std::vector<Tensor>& buffers, const Tensor& gates,
                const Tensor& slots) {
   check_slots("combine", slots, gates.dim(0), buffers.size());
@@ -166,10 +180,8 @@ Tensor combine(Tape& tape, const std::vector<Tensor>& buffers, const Tensor& gat
         "({})",
         buffers[0].shape(), b.shape(), b.name());
     wants_dx = tape.needs_grad(b) || wants_dx;
-    // Backward scatters to all gradients at once.
-    require(std::ranges::count(buffers, b.key(), &Tensor::key) == 1,
-            "[combine] expected buffers that differ, got one of them twice ({})", b.name());
   }
+  if (wants_dx) check_differ(buffers);
   const bool wants_dgates = tape.needs_grad(gates);
   const std::int64_t rows = buffers[0].dim(0);
   const Tensor y = tape.empty({slots.dim(0), buffers[0].dim(1)}, buffers[0].dtype(), "combine");

@@ -28,7 +28,8 @@ std::vector<engine::Tensor> dispatch(engine::Tape& tape, const engine::Tensor& x
 /// y[n] = sum_j gates[n, j] row(slots[n, j]), in f32 with one rounding; no place: no summand.
 ///   buffers of dispatch()'s shapes, gates (N, k) f32, slots (N, k) i32 -> (N, C). Saves slots; the
 ///   gates if somebody wants the gradient of a buffer, and the buffers if somebody wants that of
-///   the gates. Throws InvalidArgument if shapes do not fit.
+///   the gates. Throws InvalidArgument if shapes do not fit, or for one buffer twice where somebody
+///   wants its gradient.
 engine::Tensor combine(engine::Tape& tape, const std::vector<engine::Tensor>& buffers,
                        const engine::Tensor& gates, const engine::Tensor& slots);
 

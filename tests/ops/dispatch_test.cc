@@ -103,6 +103,8 @@ TEST(Dispatch, RefusesWhatDoesNotFit) {
                   }),
                   {"gates (4, 2)", "(4, 1)"}));
   const Tensor twice = zeros({2, 2});
+  EXPECT_NO_THROW(combine(tape, {twice, twice}, zeros({4, 2}), slots));  // without its gradient
+  tape.watch(twice);
   EXPECT_TRUE(has(error_of<InvalidArgument>([&] {
                     combine(tape, {twice, zeros({2, 2}), twice}, zeros({4, 2}), slots);
                   }),
