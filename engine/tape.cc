@@ -270,7 +270,8 @@ std::vector<Tensor> Tape::run_region(const Block& block, const Outputs& fn, Outp
       if (recording()) push(end_of(block, results));
     }
   } catch (...) {
-    // One that is recorded is part of a step, which is given up.
+    // One that is recorded is part of a step, which is given up. Where it is not, as in frozen(),
+    // the next step closes it.
     if (pass_ == Pass::kUnrecorded) leave(block, *this);
     throw;
   }

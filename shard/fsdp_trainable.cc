@@ -41,7 +41,8 @@ void Fsdp::trainable_changed() {
     stream->synchronize();
   }
   if (context_.offload != nullptr) context_.offload->synchronize();
-  for (const engine::Event& read : std::exchange(values_read_, {})) read.wait();  // memory may go
+  for (const engine::Event& read : values_read_) read.wait();  // memory may go
+  values_read_.clear();
   schedule_.forget_calls();
   phase_ = Phase::kBroken;  // until all is made again
   for (const auto& unit : units_) unit->tear_down();

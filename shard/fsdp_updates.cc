@@ -15,9 +15,6 @@ using engine::require;
 void Fsdp::take_gradients(std::string_view update, bool skips) {
   require(phase_ == Phase::kFinished,
           "[optimizer] expected begin_step(), backward and finish_step() before each step()");
-  require(!early_,
-          "[optimizer] expected a step()'s update before the step_in_backward() of the next step, "
-          "got it after");
   check_can_train("an update");
   wait_for_readers();
   group_.declare(update);
@@ -28,7 +25,8 @@ void Fsdp::take_gradients(std::string_view update, bool skips) {
 
 // Updates of what is offloaded too begin after work of compute: see UpdateParts.
 void Fsdp::wait_for_readers() {
-  for (const engine::Event& read : std::exchange(values_read_, {})) compute_.wait(read);
+  for (const engine::Event& read : values_read_) compute_.wait(read);
+  values_read_.clear();
 }
 
 // [Note: early updates]
@@ -46,6 +44,10 @@ void Fsdp::take_gradients_early(std::string_view update, EarlyUpdate early) {
   require(phase_ != Phase::kStep && !early_,
           "[optimizer] expected one step_in_backward() before begin_step(), got {}",
           early_ ? "two" : "it inside a step");
+  require(
+      phase_ != Phase::kFinished,
+      "[optimizer] expected step() or cancel_step() for the gradient of the last step before the "
+      "step_in_backward() of the next, got neither");
   require(context_.options.non_finite == NonFinite::kThrow,
           "[optimizer] expected NonFinite::kThrow for a step_in_backward(), got kSkip: what is not "
           "finite is known after it");
@@ -108,7 +110,9 @@ void Fsdp::finish_early_update() {
     early_->update.begin();
   }
   for (Unit* unit : update_order()) {
-    if (!early_->updated.contains(unit)) early_->update.update_unit(*unit, compute_);
+    if (early_->updated.contains(unit)) continue;
+    if (updates_on_host()) early_->updated.insert(unit);  // and gathered with the others
+    early_->update.update_unit(*unit, compute_);
   }
   for (const auto& unit : units_) {
     if (gathers_later(*unit) && !updates_on_host()) unit->gather_renewed();
@@ -120,8 +124,8 @@ void Fsdp::finish_early_update() {
 // Whether finish_step() gathers what an update during backward renewed. Gathers that wait for the
 // host would hold up those of backward, and of the norm.
 bool Fsdp::gathers_later(const Unit& unit) const {
-  return early_ && (updates_on_host() || (early_->update.gathers == UpdateGathers::kContiguous &&
-                                          early_->updated.contains(&unit)));
+  return early_ && early_->updated.contains(&unit) &&
+         (updates_on_host() || early_->update.gathers == UpdateGathers::kContiguous);
 }
 
 bool Fsdp::updates_on_host() const { return context_.options.offload.optimizer > 0; }

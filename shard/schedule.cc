@@ -260,8 +260,8 @@ bool Schedule::joins_visit(const Position& at, const Call& call) {
 
 void Schedule::end_forward(const Position& at, const Stream& compute, bool has_ops) {
   Visitor& visitor = *at.visitor;
-  --visitor.num_open_blocks;
-  if (!visitor.visit) return;  // inside its own backward
+  if (visitor.num_open_blocks > 0) --visitor.num_open_blocks;  // else the step was given up inside
+  if (!visitor.visit) return;                                  // inside its own backward
   if (has_ops) visitor.visit->is_idle = false;
   if (visitor.visit->last + 1 == visitor.unit->blocks().size()) close_visit(visitor, compute);
 }

@@ -158,6 +158,31 @@ TEST(FsdpSteps, AnEvaluationThatThrowsLeavesNoRegionOpen) {
   }
 }
 
+TEST(FsdpSteps, AStepMayBeGivenUpInsideARegionThatThrows) {
+  comm::run_ranks(2, {}, [](ProcessGroup& world) {
+    ToyRank rank(world);
+    auto& outer = *rank.model.layers[1];
+    auto& inner = *rank.model.layers[2];
+    const auto fails = [&] {
+      return rank.tape.region(outer.block, [&]() -> Tensor {
+        rank.fsdp.cancel_step();
+        engine::fail("[toy] a bad batch");
+      });
+    };
+    rank.fsdp.begin_step();
+    EXPECT_EQ(error_of<InvalidArgument>([&] { rank.tape.no_grad(fails); }), "[toy] a bad batch");
+    // The parameters of the outer region stay while the inner one has its own.
+    rank.tape.no_grad([&] {
+      return rank.tape.region(outer.block, [&] {
+        const Tensor x = rank.tape.region(inner.block, [&] {
+          return affine(rank.tape, rank.input(), inner.weight, &inner.bias);
+        });
+        return affine(rank.tape, x, outer.weight, &outer.bias);
+      });
+    });
+  });
+}
+
 TEST(FsdpSteps, AStepMayBeAbandonedAndBegunAgain) {
   for (const bool no_sync : {false, true}) {
     for (const char* strategy : {"zero3", "shard_grad_op", "zero2", "zero1", "ddp"}) {
