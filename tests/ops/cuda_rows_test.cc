@@ -7,10 +7,10 @@
 
 #include "ops/add.h"
 #include "ops/bmm.h"
-#include "ops/dot_product_attention.h"
 #include "ops/dropout.h"
 #include "ops/index/gather.h"
 #include "ops/softmax/softmax.h"
+#include "tests/ops/dot_product_cases.h"
 #include "tests/ops/naive_cross_entropy.h"
 #include "tests/testing/cuda_op.h"
 
@@ -204,18 +204,17 @@ TEST(CudaBmm, OfNothingIsZeroOrNothing) {
   EXPECT_EQ(y(0, 4), Values());
 }
 
-// With fewer queries than keys, whose heads they share, and masked.
+// With fewer queries than keys, whose heads they share; then with each kind of mask and of scale.
 TEST(CudaDotProductAttention, IsThatOfTheCpu) {
-  const std::int64_t B = 2, T = 5, S = 9, H = 4, KV = 2, D = 8;
-  for (const bool is_causal : {false, true}) {
-    check_cuda({.inputs = {{B, T, H, D}, {B, S, KV, D}, {B, S, KV, D}},
-                .build =
-                    [=](Tape& tape, const auto& x, auto&) {
-                      const Tensor mask =
-                          is_causal ? causal_mask(tape, T, S, x[0].dtype()) : Tensor();
-                      return dot_product_attention(tape, x[0], x[1], x[2], {.mask = mask});
-                    }},
-               {.f32 = 3e-6, .bf16 = 0x1p-6});
+  const CudaBounds bounds{.f32 = 3e-6, .bf16 = 0x1p-6};
+  const AttentionSizes sizes{.B = 2, .T = 5, .S = 9, .H = 4, .KV = 2, .D = 8, .E = 8};
+  const Mask causal = [](Tape& tape, DType dtype) { return causal_mask(tape, 5, 9, dtype); };
+  check_cuda(dot_product_case(sizes), bounds);
+  check_cuda(dot_product_case(sizes, 0, causal), bounds);
+  for (const MaskedCase& m : masked_cases()) {
+    SCOPED_TRACE(m.name);
+    for (const float scale : {0.0f, 0.3f})
+      check_cuda(dot_product_case(m.sizes, scale, m.mask), bounds);
   }
 }
 

@@ -7,13 +7,11 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <limits>
 #include <vector>
 
 #include "ops/attention.h"
 #include "ops/dims/slice.h"
-#include "tests/testing/gradcheck.h"
+#include "tests/ops/dot_product_cases.h"
 
 namespace tessera::ops {
 namespace {
@@ -21,25 +19,19 @@ namespace {
 using namespace tessera::testing;  // NOLINT: the harness
 using engine::InvalidArgument;
 
-struct Sizes {
-  std::int64_t B, T, S, H, KV, D, E;
-};
-const Sizes kSizes[] = {
+const AttentionSizes kSizes[] = {
     {1, 1, 1, 1, 1, 1, 1}, {2, 3, 5, 4, 2, 6, 7}, {2, 5, 3, 3, 3, 4, 4}, {1, 4, 4, 6, 1, 8, 2}};
 
-using Mask = std::function<Tensor(Tape&, engine::DType)>;
+// It is made of several ops, each of which rounds.
+constexpr double kBf16Tolerance = 0x1p-5;
 
-OpCase case_of(const Sizes& z, float scale = 0, const Mask& mask = {}) {
-  return {.inputs = {{z.B, z.T, z.H, z.D}, {z.B, z.S, z.KV, z.D}, {z.B, z.S, z.KV, z.E}},
-          .build = [=](Tape& tape, const auto& x, auto&) {
-            return dot_product_attention(
-                tape, x[0], x[1], x[2],
-                {.scale = scale, .mask = mask ? mask(tape, x[0].dtype()) : Tensor()});
-          }};
+// Of the scores, as a case with `scale` has it.
+double factor_of(const AttentionSizes& z, float scale) {
+  return scale > 0 ? static_cast<double>(scale) : 1 / std::sqrt(static_cast<double>(z.D));
 }
 
-// `sees(b, t, s)`: whether a query sees a key.
-Values naive(const Sizes& z, const std::vector<Values>& x, double scale, const auto& sees) {
+Values naive(const AttentionSizes& z, const std::vector<Values>& x, double scale,
+             const Sees& sees) {
   Values y;
   const auto at = [](const Values& v, std::int64_t i) { return v[static_cast<std::size_t>(i)]; };
   for (std::int64_t b = 0; b < z.B; ++b)
@@ -68,73 +60,81 @@ Values naive(const Sizes& z, const std::vector<Values>& x, double scale, const a
 
 TEST(DotProductAttention, EqualsItsFormulaInDouble) {
   const auto all = [](auto, auto, auto) { return true; };
-  for (const Sizes& z : kSizes) {
-    const OpRun run = run_op(case_of(z));
-    expect_close(run.y, naive(z, run.leaves, 1 / std::sqrt(static_cast<double>(z.D)), all), 3e-6,
-                 "y");
-    const OpRun scaled = run_op(case_of(z, 0.3f));
-    expect_close(scaled.y, naive(z, scaled.leaves, 0.3f, all), 3e-6, "y");
+  for (const AttentionSizes& z : kSizes) {
+    for (const float scale : {0.0f, 0.3f}) {
+      const OpRun run = run_op(dot_product_case(z, scale));
+      expect_close(run.y, naive(z, run.leaves, factor_of(z, scale), all), 3e-6, "y");
+    }
   }
 }
 
 TEST(DotProductAttention, SeesWhatTheMaskLeaves) {
-  const Sizes z{2, 3, 5, 4, 2, 6, 7};
-  const double scale = 1 / std::sqrt(6.0);
-  for (const std::int64_t window : {0, 2}) {
-    const OpRun run = run_op(case_of(
-        z, 0, [&](Tape& t, DType dtype) { return causal_mask(t, z.T, z.S, dtype, window); }));
-    expect_close(run.y,
-                 naive(z, run.leaves, scale,
-                       [&](auto, std::int64_t t, std::int64_t s) {
-                         return s <= t + 2 && (window == 0 || s > t + 2 - window);
-                       }),
-                 3e-6, "y");
+  for (const MaskedCase& m : masked_cases()) {
+    SCOPED_TRACE(m.name);
+    for (const float scale : {0.0f, 0.3f}) {
+      const OpCase op = dot_product_case(m.sizes, scale, m.mask);
+      const OpRun run = run_op(op);
+      expect_close(run.y, naive(m.sizes, run.leaves, factor_of(m.sizes, scale), m.sees), 3e-6, "y");
+      check_gradients(op);
+      check_bf16(op, kBf16Tolerance);
+    }
+    // What nobody sees has a gradient of 0.
+    const OpRun run = run_op(dot_product_case(m.sizes, 0, m.mask));
+    const std::int64_t num_keys = m.sizes.B * m.sizes.S;
+    for (std::int64_t key = 0; key < num_keys; ++key) {
+      bool is_seen = false;
+      for (std::int64_t t = 0; t < m.sizes.T; ++t)
+        is_seen = is_seen || m.sees(key / m.sizes.S, t, key % m.sizes.S);
+      for (const std::size_t leaf : {1u, 2u}) {
+        const auto width = static_cast<std::int64_t>(run.grads[leaf].size()) / num_keys;
+        const auto begin = run.grads[leaf].begin() + key * width;
+        if (!is_seen) {
+          EXPECT_EQ(Values(begin, begin + width), Values(static_cast<std::size_t>(width), 0));
+        }
+      }
+    }
   }
-  // Keys that are padding: of the second sequence the last two.
-  const Mask padding = [&](Tape& t, DType dtype) {
-    std::vector<float> values(10, 0);
-    values[8] = values[9] = -std::numeric_limits<float>::infinity();
-    return to_tensor(t.memory(), {2, 1, 1, 1, 5}, values, dtype);
-  };
-  const OpRun run = run_op(case_of(z, 0, padding));
-  expect_close(run.y,
-               naive(z, run.leaves, scale,
-                     [](std::int64_t b, auto, std::int64_t s) { return b == 0 || s < 3; }),
-               3e-6, "y");
-  for (std::size_t leaf : {1u, 2u}) {  // what nobody sees has a gradient of 0
-    const std::size_t row = run.grads[leaf].size() / 10;
-    for (std::size_t i = 8 * row; i < 10 * row; ++i) EXPECT_EQ(run.grads[leaf][i], 0);
-  }
-  check_gradients(case_of(z, 0, padding));
 }
 
 TEST(DotProductAttention, GradientsWhenSharedOrOfData) {
-  for (const Sizes& z : kSizes) check_gradients(case_of(z));
+  for (const AttentionSizes& z : kSizes)
+    for (const float scale : {0.0f, 0.3f}) check_gradients(dot_product_case(z, scale));
 }
 
-// It is made of several ops, each of which rounds.
 TEST(DotProductAttention, Bf16IsF32RoundedAFewTimes) {
-  for (const Sizes& z : kSizes) check_bf16(case_of(z), 0x1p-5);
+  for (const AttentionSizes& z : kSizes)
+    for (const float scale : {0.0f, 0.3f}) check_bf16(dot_product_case(z, scale), kBf16Tolerance);
 }
 
-// Of a packed q|k|v, causal.
+// Of a packed q|k|v, causal, with and without documents that share a row.
 TEST(DotProductAttention, IsAttention) {
   const std::int64_t B = 2, T = 7, H = 4, KV = 2, D = 8;
-  const OpCase packed{.inputs = {{B, T, (H + 2 * KV) * D}},
-                      .build = [=](Tape& t, const auto& x, auto&) {
-                        return attention(t, x[0], {.num_heads = H, .num_kv_heads = KV});
-                      }};
-  const OpCase apart{.inputs = packed.inputs, .build = [=](Tape& t, const auto& x, auto&) {
-                       const std::vector<Tensor> qkv = split(t, x[0], 2, {H * D, KV * D, KV * D});
-                       const Tensor y = dot_product_attention(
-                           t, qkv[0].reshape({B, T, H, D}), qkv[1].reshape({B, T, KV, D}),
-                           qkv[2].reshape({B, T, KV, D}),
-                           {.mask = causal_mask(t, T, T, x[0].dtype())});
-                       return y.reshape({B, T, H * D});
-                     }};
-  const OpRun want = run_op(packed), got = run_op(apart);
-  expect_close(got.y, want.y, 3e-6, "y");
-  expect_close(got.grads[0], want.grads[0], 5e-6, "dqkv");
+  std::vector<std::int32_t> places;
+  for (std::int64_t b = 0; b < B; ++b)
+    for (std::int64_t t = 0; t < T; ++t)
+      places.push_back(static_cast<std::int32_t>(t - document_begin(b, t)));
+  for (const bool has_documents : {false, true}) {
+    const OpCase packed{
+        .inputs = {{B, T, (H + 2 * KV) * D}}, .build = [=](Tape& t, const auto& x, auto&) {
+          const Tensor positions =
+              has_documents ? Tensor::from<std::int32_t>(t.memory(), {B, T}, places) : Tensor();
+          return attention(t, x[0], {.num_heads = H, .num_kv_heads = KV, .positions = positions});
+        }};
+    const OpCase apart{.inputs = packed.inputs, .build = [=](Tape& t, const auto& x, auto&) {
+                         const std::vector<Tensor> qkv = split(t, x[0], 2, {H * D, KV * D, KV * D});
+                         const DType dtype = x[0].dtype();
+                         const Tensor mask = has_documents
+                                                 ? mask_of(B, T, T, sees_its_document)(t, dtype)
+                                                 : causal_mask(t, T, T, dtype);
+                         const Tensor y = dot_product_attention(
+                             t, qkv[0].reshape({B, T, H, D}), qkv[1].reshape({B, T, KV, D}),
+                             qkv[2].reshape({B, T, KV, D}), {.mask = mask});
+                         return y.reshape({B, T, H * D});
+                       }};
+    const OpRun want = run_op(packed), got = run_op(apart);
+    expect_close(got.y, want.y, 3e-6, "y");
+    expect_close(got.grads[0], want.grads[0], 5e-6, "dqkv");
+  }
 }
 
 TEST(DotProductAttention, RefusesWhatDoesNotFit) {
