@@ -17,6 +17,7 @@
 #include "ops/dims/reduce.h"
 #include "ops/dims/slice.h"
 #include "ops/elementwise/div.h"
+#include "ops/linear.h"
 #include "ops/mul.h"
 #include "tests/testing/gradcheck.h"
 
@@ -272,12 +273,18 @@ TEST(Dims, AMeanOverTheTokensThatAMaskLeaves) {
   check_gradients(op);
 }
 
+// (B, C, h p, w p) -> (B, h w, C p p).
+Tensor patches_of(Tape& tape, const Tensor& image, std::int64_t p) {
+  const std::int64_t B = image.dim(0), C = image.dim(1), h = image.dim(2) / p, w = image.dim(3) / p;
+  Tensor x = permute(tape, image.reshape({B * C, h, p, w, p}), {0, 1, 3, 2, 4});
+  x = permute(tape, x.reshape({B, C, h * w, p * p}), {0, 2, 1, 3});
+  return x.reshape({B, h * w, C * p * p});
+}
+
 TEST(Dims, PatchesOfImages) {
   const std::int64_t B = 2, C = 3, h = 2, w = 4, p = 5;
   const OpRun run = run_op(case_of({B, C, h * p, w * p}, [=](Tape& tape, const Tensor& image) {
-    Tensor x = permute(tape, image.reshape({B * C, h, p, w, p}), {0, 1, 3, 2, 4});
-    x = permute(tape, x.reshape({B, C, h * w, p * p}), {0, 2, 1, 3});
-    return x.reshape({B, h * w, C * p * p});
+    return patches_of(tape, image, p);
   }));
   std::size_t i = 0;  // of (b, patch down, patch across, channel, y, x)
   for (std::int64_t b = 0; b < B; ++b)
@@ -289,6 +296,39 @@ TEST(Dims, PatchesOfImages) {
           ASSERT_EQ(run.y[i], run.leaves[0][from]);
           ASSERT_EQ(run.grads[0][from], run.dy[i]);
         }
+}
+
+// One whose kernel and stride are p.
+TEST(Dims, AProductOfPatchesIsAConvolution) {
+  const std::int64_t B = 2, C = 3, h = 2, w = 4, p = 3, O = 5, H = h * p, W = w * p;
+  const OpCase op{.inputs = {{B, C, H, W}},
+                  .parameters = {{C * p * p, O}},
+                  .build = [=](Tape& tape, const auto& x, auto& weights) {
+                    return linear(tape, patches_of(tape, x[0], p), weights[0], nullptr);
+                  }};
+  const OpRun run = run_op(op);
+  const Values &image = run.leaves[0], &weights = run.leaves[1];
+  Values y(run.y.size(), 0), dimage(image.size(), 0), dweights(weights.size(), 0);
+  for (std::int64_t b = 0; b < B; ++b)
+    for (std::int64_t o = 0; o < O; ++o)
+      for (std::int64_t down = 0; down < h; ++down)
+        for (std::int64_t across = 0; across < w; ++across)
+          for (std::int64_t c = 0; c < C; ++c)
+            for (std::int64_t i = 0; i < p; ++i)
+              for (std::int64_t j = 0; j < p; ++j) {
+                const auto out = static_cast<std::size_t>(((b * h + down) * w + across) * O + o);
+                const auto in =
+                    static_cast<std::size_t>(((b * C + c) * H + down * p + i) * W + across * p + j);
+                const auto k = static_cast<std::size_t>(((c * p + i) * p + j) * O + o);
+                y[out] += image[in] * weights[k];
+                dimage[in] += run.dy[out] * weights[k];
+                dweights[k] += run.dy[out] * image[in];
+              }
+  expect_close(run.y, y, 3e-6, "y");
+  expect_close(run.grads[0], dimage, 3e-6, "gradient of the image");
+  expect_close(run.grads[1], dweights, 3e-6, "gradient of the weights");
+  check_gradients(op);
+  check_bf16(op);
 }
 
 TEST(Dims, RefuseWhatDoesNotFit) {
