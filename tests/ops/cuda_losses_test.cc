@@ -1,11 +1,12 @@
-// Losses of two tensors and of weighted classes, and casts, on a GPU: values and gradients of the
-// CPU.
+// Losses of two tensors and of weighted classes, casts, and values without their gradient, on a
+// GPU: values and gradients of the CPU.
 #include <cmath>
 
 #include "ops/elementwise/cast.h"
 #include "ops/elementwise/unary.h"
 #include "ops/losses/losses.h"
 #include "ops/losses/weighted_cross_entropy.h"
+#include "ops/mul.h"
 #include "tests/ops/naive_cross_entropy.h"
 #include "tests/testing/cuda_op.h"
 
@@ -41,6 +42,13 @@ TEST(CudaWeightedCrossEntropy, BadTargetsMakeTheLossNaN) {
     const OpRun run = run_op(weighted_case({3, bad, 30, kIgnore}, 31), {.on_cuda = true});
     EXPECT_TRUE(std::isnan(run.y[0])) << bad;
   }
+}
+
+TEST(CudaStopGradient, HasTheBitsOfTheCpu) {
+  check_cuda(
+      {.inputs = {{5, 41}},
+       .build = [](Tape& t, const auto& x, auto&) { return mul(t, x[0], stop_gradient(t, x[0])); }},
+      {.f32 = 0, .bf16 = 0});
 }
 
 TEST(CudaCast, HasTheBitsOfTheCpu) {

@@ -127,10 +127,13 @@ TEST(Unary, SpecialValues) {
             {0, 0, 1, 1, 1, 0, 0, 0});
 }
 
+// Some number far from each eighth, where slopes may change.
+float between_eighths(float x) { return (std::floor(8 * x) + 0.5f) / 8; }
+
 TEST(Clamp, GradientsWhenSharedOrOfData) {
-  const OpCase op{.inputs = {{5, 205}}, .build = [](Tape& tape, const auto& x, auto&) {
-                    return clamp(tape, x[0], -0.5f, 0.75f);
-                  }};
+  OpCase op{.inputs = {{5, 205}}, .build = [](Tape& tape, const auto& x, auto&) {
+              return clamp(tape, x[0], -0.5f, 0.75f);
+            }};
   const OpRun run = run_op(op);
   for (std::size_t i = 0; i < run.y.size(); ++i) {
     const double x = run.leaves[0][i];
@@ -138,6 +141,11 @@ TEST(Clamp, GradientsWhenSharedOrOfData) {
     EXPECT_EQ(run.grads[0][i], x >= -0.5 && x <= 0.75 ? run.dy[i] : 0);
   }
   check_bf16(op);
+  op.transform = between_eighths;
+  for (const Shape& shape : kShapes) {
+    op.inputs = {shape};
+    check_gradients(op);
+  }
 }
 
 // Binary ops ------------------------------------------------------------------------------------
@@ -192,6 +200,18 @@ TEST(Where, TakesOneOfTwoAndItsGradient) {
     EXPECT_EQ(run.grads[2][i], first ? 0 : run.dy[i]);
   }
   check_bf16(op);
+}
+
+// What is chosen by its own sign, too.
+TEST(Where, GradientsWhenSharedOrOfData) {
+  for (const Shape& shape : kShapes) {
+    const OpCase op{.inputs = {shape, shape},
+                    .build = [](Tape& tape, const auto& x,
+                                auto&) { return where(tape, clamp(tape, x[0], 0, 9), x[0], x[1]); },
+                    .transform = between_eighths};
+    check_gradients(op);
+    check_bf16(op);
+  }
 }
 
 // So that log(where(x > 0, x, 1)) and the like have gradients.

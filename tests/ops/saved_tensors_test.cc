@@ -223,6 +223,9 @@ std::vector<Case> cases() {
       {"tanh", [](Tape& t, Leaves& l) { return tanh(t, l.x[0]); }, {{{0}, {}, kNbytes}}},
       {"sigmoid", [](Tape& t, Leaves& l) { return sigmoid(t, l.x[0]); }, {{{0}, {}, kNbytes}}},
       {"silu", [](Tape& t, Leaves& l) { return silu(t, l.x[0]); }, {{{0}, {}, kNbytes}}},
+      {"log",
+       [](Tape& t, Leaves& l) { return log(t, exp(t, l.x[0])); },
+       {{{0}, {}, 2 * kNbytes, 2}}},
       {"exp", [](Tape& t, Leaves& l) { return exp(t, l.x[0]); }, {{{0}, {}, kNbytes}}},
       {"softplus", [](Tape& t, Leaves& l) { return softplus(t, l.x[0]); }, {{{0}, {}, kNbytes}}},
       {"where",
@@ -234,6 +237,9 @@ std::vector<Case> cases() {
       {"cast",
        [](Tape& t, Leaves& l) { return cast(t, cast(t, l.x[0], DType::kBF16), DType::kF32); },
        {{{0}, {}, 0, 2}}},
+      {"stop_gradient",  // a copy, which mul() saves
+       [](Tape& t, Leaves& l) { return mul(t, l.x[0], stop_gradient(t, l.x[0])); },
+       {{{0}, {}, kNbytes}}},
       {"clamp", [](Tape& t, Leaves& l) { return clamp(t, l.x[0], 0, 1); }, {{{0}, {}, kNbytes}}},
       {"sub",
        [](Tape& t, Leaves& l) { return sub(t, l.x[0], l.x[1]); },
@@ -242,6 +248,11 @@ std::vector<Case> cases() {
        [](Tape& t, Leaves& l) { return div(t, l.x[0], l.x[1]); },
        {{{0, 1}, {}, 2 * kNbytes}, {{0}, {}, kNbytes}, {{1}, {}, 2 * kNbytes}}},
       {"slice", [](Tape& t, Leaves& l) { return slice(t, l.x[0], 1, 1, 2); }, {{{0}, {}, 0}}},
+      {"split",
+       [](Tape& t, Leaves& l) {
+         return split(t, l.x[0], 2, {3, kWidth - 3})[1];
+       },
+       {{{0}, {}, 0}}},
       {"concat",
        [](Tape& t, Leaves& l) {
          return concat(t, {l.x[0], l.x[1]}, 1);
@@ -253,6 +264,7 @@ std::vector<Case> cases() {
          return broadcast(t, l.x[0], {2, kRows, kWidth});
        },
        {{{0}, {}, 0}}},
+      {"sum of a dimension", [](Tape& t, Leaves& l) { return sum(t, l.x[0], 1); }, {{{0}, {}, 0}}},
       {"mean", [](Tape& t, Leaves& l) { return mean(t, l.x[0], 1); }, {{{0}, {}, 0}}},
       {"max", [](Tape& t, Leaves& l) { return max(t, l.x[0], 2).y; }, {{{0}, {}, kStats}}},
       {"dropout",
