@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -30,6 +31,7 @@
 #include "ops/layernorm.h"
 #include "ops/linear.h"
 #include "ops/losses/losses.h"
+#include "ops/losses/weighted_cross_entropy.h"
 #include "ops/mul.h"
 #include "ops/parameter.h"
 #include "ops/rmsnorm.h"
@@ -50,38 +52,59 @@ using engine::Tape;
 using engine::Tensor;
 
 constexpr std::int64_t B = 2, T = 5, H = 2, D = 4, C = H * D, V = 11;
+// Where tokens stand in the two documents of each row.
+constexpr std::int32_t kPlaces[T] = {0, 1, 2, 0, 1};
 
 Parameter make(std::string name, Shape shape, Init init = Init::normal(0.4f)) {
   return {.name = std::move(name), .shape = shape, .init = init};
 }
 
 struct Layer {
-  explicit Layer(const std::string& name)
+  Layer(const std::string& name, std::int64_t num_keys)
       : norm_w(make(name + ".norm_w", {C}, Init::ones())),
         norm_b(make(name + ".norm_b", {C})),
         q(make(name + ".q", {C, C})),
         kv(make(name + ".kv", {C, C})),
         out(make(name + ".out", {C, C})),
         scale(make(name + ".scale", {C}, Init::ones())),
+        S(num_keys),
         block{name, {&norm_w, &norm_b, &q, &kv, &out, &scale}} {}
 
   Tensor operator()(Tape& tape, const Tensor& x) {
-    const Tensor channels = ops::permute(tape, x, {0, 2, 1});
+    const Tensor channels = ops::transpose(tape, x, 1, 2);
     const Tensor normed =
         ops::permute(tape, ops::group_norm(tape, channels, 2, norm_w, &norm_b), {0, 2, 1});
-    // Two documents in each row, and one head of keys for both of queries.
-    const std::vector<std::int32_t> places = {0, 1, 2, 0, 1};
-    const Tensor at = Tensor::from<std::int32_t>(tape.memory(), {T}, places);
-    const Tensor queries = ops::rope(
-        tape, ops::linear(tape, normed, q, nullptr).reshape({B, T, H, D}), {.positions = at});
+    // Keys of the first S tokens, and one head of them for both of queries.
+    const Tensor seen = S == T ? normed : ops::slice(tape, normed, 1, 0, S);
+    const auto turned = [&](const Tensor& h) {
+      const std::vector<std::int32_t> places(kPlaces, kPlaces + h.dim(1));
+      const Tensor at = Tensor::from<std::int32_t>(tape.memory(), {h.dim(1)}, places);
+      return ops::rope(tape, ops::rmsnorm(tape, h), {.positions = at});
+    };
+    const Tensor queries = ops::linear(tape, normed, q, nullptr).reshape({B, T, H, D});
     const std::vector<Tensor> both =
-        ops::split(tape, ops::linear(tape, normed, kv, nullptr).reshape({B, T, H, D}), 2, {1, 1});
-    const Tensor keys = ops::rope(tape, ops::rmsnorm(tape, both[0]), {.positions = at});
-    const Tensor mask = ops::causal_mask(tape, T, T, x.dtype());
-    const Tensor heads = ops::dot_product_attention(tape, queries, keys, both[1], {.mask = mask});
+        ops::split(tape, ops::linear(tape, seen, kv, nullptr).reshape({B, S, H, D}), 2, {1, 1});
+    const Tensor heads = ops::dot_product_attention(tape, turned(queries), turned(both[0]), both[1],
+                                                    {.mask = mask(tape, x.dtype())});
     const Tensor y = ops::linear(tape, heads.reshape({B, T, C}), out, nullptr);
     const Tensor scales = ops::broadcast(tape, ops::parameter(tape, scale), x.shape());
     return ops::add(tape, x, ops::mul(tape, activated(tape, y), scales));
+  }
+
+  // The last key of the second sequence is padding. Where each token has a key, a query sees that
+  // of its own and that of the one before, if it is of the same document.
+  Tensor mask(Tape& tape, DType dtype) const {
+    const std::int64_t rows = S == T ? T : 1;
+    std::vector<float> values;
+    for (std::int64_t b = 0; b < B; ++b)
+      for (std::int64_t t = 0; t < rows; ++t)
+        for (std::int64_t s = 0; s < S; ++s) {
+          const bool is_near = s <= t && s >= t - 1 && s >= t - kPlaces[t];
+          const bool is_padding = b == 1 && s == S - 1;
+          values.push_back(
+              (S < T || is_near) && !is_padding ? 0 : -std::numeric_limits<float>::infinity());
+        }
+    return ops::cast(tape, Tensor::from<float>(tape.memory(), {B, 1, 1, rows, S}, values), dtype);
   }
 
   // By several functions, each of a part of the channels.
@@ -89,13 +112,15 @@ struct Layer {
     const std::vector<Tensor> parts = ops::split(tape, y, -1, {2, 3, 3});
     const Tensor a = ops::div(tape, ops::tanh(tape, parts[0]), ops::exp(tape, parts[0]));
     const Tensor b =
-        ops::sub(tape, ops::silu(tape, parts[1]), ops::log(tape, ops::softplus(tape, parts[2])));
+        ops::sub(tape, ops::add(tape, ops::silu(tape, parts[1]), ops::clamp(tape, parts[1], -1, 1)),
+                 ops::log(tape, ops::softplus(tape, parts[2])));
     const Tensor c =
         ops::where(tape, ops::clamp(tape, parts[2], 0, 1), ops::sigmoid(tape, parts[1]), b);
     return ops::concat(tape, {c, a, b}, -1);
   }
 
   Parameter norm_w, norm_b, q, kv, out, scale;
+  std::int64_t S;  // how many keys there are
   engine::Block block;
 };
 
@@ -105,7 +130,8 @@ struct Model {
         positions(make("positions", {T, C})),
         head(make("head", {C, V})),
         root{"root", {&table, &positions, &head}} {
-    for (int i = 0; i < 2; ++i) layers.push_back(std::make_unique<Layer>("h." + std::to_string(i)));
+    layers.push_back(std::make_unique<Layer>("h.0", T));
+    layers.push_back(std::make_unique<Layer>("h.1", 3));
   }
   std::vector<engine::Block*> blocks() {
     std::vector<engine::Block*> all;
@@ -129,18 +155,28 @@ struct Model {
                         {.recompute = recompute});
       }
       const Tensor logits = ops::linear(tape, ops::layernorm(tape, x), head, nullptr);
-      const Tensor rows = ops::cross_entropy_rows(tape, logits, integers(2, {B, T}));
+      // The mean over sequences of means that are weighted.
+      std::vector<float> of_classes(V);
+      for (std::size_t v = 0; v < of_classes.size(); ++v)
+        of_classes[v] = 1 + static_cast<float>(v) / 4;
+      const Tensor class_weights = Tensor::from<float>(tape.memory(), {V}, of_classes);
+      const Tensor targets = integers(2, {B, T});
+      const Tensor weights = ops::target_weights(tape, class_weights, targets);
+      const Tensor rows = ops::mul(tape, ops::cross_entropy_rows(tape, logits, targets), weights);
+      const Tensor means = ops::div(tape, ops::sum(tape, rows, 1), ops::sum(tape, weights, 1));
+      Tensor sum = ops::mean(tape, means, 0);
       // Other losses of the logits, each a part of the whole.
-      const Tensor log_p = ops::log_softmax(tape, logits);
-      const Tensor p = tape.no_grad([&] { return ops::softmax(tape, logits); });
-      const Tensor other = ops::stop_gradient(
-          tape, ops::rows(tape, p.reshape({B * T, V}), integers(3, {B * T}, B * T)));
+      const Tensor log_p = ops::log_softmax(tape, logits).reshape({B * T, V});
+      const Tensor others = ops::rows(tape, log_p, integers(3, {B * T}, B * T));
+      const Tensor p = ops::stop_gradient(tape, ops::softmax(tape, logits));
       const Tensor largest = ops::max(tape, logits, -1).y;
       const Tensor chosen = ops::gather(tape, logits, integers(4, {B, T}));
-      Tensor sum = ops::mean(tape, rows.reshape({B * T}), 0);
-      for (const Tensor& more : {ops::kl_divergence(tape, log_p.reshape({B * T, V}), other),
-                                 ops::mse(tape, chosen, ops::stop_gradient(tape, largest)),
-                                 ops::bce_with_logits(tape, logits, p)}) {
+      const DType dtype = logits.dtype(), other = dtype == DType::kF32 ? DType::kBF16 : DType::kF32;
+      const Tensor rounded = ops::cast(tape, ops::cast(tape, chosen, other), dtype);
+      for (const Tensor& more :
+           {ops::kl_divergence(tape, others, p.reshape({B * T, V})),
+            ops::mse(tape, rounded, largest), ops::bce_with_logits(tape, logits, p),
+            ops::weighted_cross_entropy(tape, logits, integers(5, {B, T}), class_weights)}) {
         sum = ops::add(tape, sum, more);
       }
       return sum;
