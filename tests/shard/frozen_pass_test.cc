@@ -35,13 +35,16 @@ struct Case {
   int ranks = 1;
   bool recompute = false;
   std::int64_t packing = 0;
+  engine::DType param = engine::DType::kF32;
 
   FsdpOptions options() const {
-    return {.placement = Placement::preset(strategy), .unit_min_numel = packing};
+    return {.placement = Placement::preset(strategy),
+            .unit_min_numel = packing,
+            .precision = {.param = param}};
   }
   std::string str() const {
     return strategy + " ranks " + std::to_string(ranks) + (recompute ? " recompute" : "") +
-           " packing " + std::to_string(packing);
+           " packing " + std::to_string(packing) + " " + std::string(name_of(param));
   }
 };
 
@@ -49,8 +52,10 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const std::string& strategy : Placement::preset_names()) {
     for (const int ranks : {1, 2, 3, 4}) {
+      const std::int64_t packing = ranks % 2 == 0 ? 100'000 : 0;
       for (const bool recompute : {false, true})
-        all.push_back({strategy, ranks, recompute, ranks % 2 == 0 ? 100'000 : 0});
+        all.push_back({strategy, ranks, recompute, packing});
+      all.push_back({strategy, ranks, ranks > 2, packing, engine::DType::kBF16});
     }
   }
   return all;
