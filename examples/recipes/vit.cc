@@ -31,12 +31,11 @@ struct Images {
       const std::int32_t shown = classes.span<std::int32_t>()[i] = i % 16 == 0 ? 2 : i % 2;
       const auto row = static_cast<std::int64_t>(kSide * random.uniform(1000000 + 2 * i));
       const auto column = static_cast<std::int64_t>(kSide * random.uniform(1000001 + 2 * i));
-      for (std::int64_t y = 0; y < kSide; ++y) {
-        for (std::int64_t x = 0; x < kSide; ++x) {
-          const bool is_bright = (y == row && shown != 1) || (x == column && shown != 0);
-          const std::int64_t at = (i * kSide + y) * kSide + x;
-          pixels.span<float>()[at] = (is_bright ? 1.5f : 0) + 0.5f * random.normal(at);
-        }
+      for (std::int64_t at = 0; at < kSide * kSide; ++at) {
+        const bool is_bright =
+            (at / kSide == row && shown != 1) || (at % kSide == column && shown != 0);
+        const std::int64_t pixel = i * kSide * kSide + at;
+        pixels.span<float>()[pixel] = (is_bright ? 1.5f : 0) + 0.5f * random.normal(pixel);
       }
     }
   }
@@ -91,10 +90,7 @@ bool train(comm::ProcessGroup& world) {
 }
 
 int main() {
-  bool has_learned = false;
-  comm::run_ranks(2, {}, [&](comm::ProcessGroup& world) {
-    const bool mine = train(world);
-    if (world.rank() == 0) has_learned = mine;
-  });
-  return has_learned ? 0 : 1;
+  std::array<bool, 2> has_learned = {};
+  comm::run_ranks(2, {}, [&](auto& world) { has_learned.at(world.rank()) = train(world); });
+  return has_learned[0] ? 0 : 1;
 }
