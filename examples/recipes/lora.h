@@ -46,7 +46,7 @@ struct Layer {
   Block block;
 };
 
-/// Of tokens (B, T) the logits (B, T, V) of the next ones, each from one token alone.
+/// Of tokens (N) the logits (N, V) of the next ones, each from one token alone.
 struct Model {
   Model(std::int64_t vocab, std::int64_t width)
       : table("table", vocab, width), hidden("hidden", width, width), out("out", width, vocab) {}
