@@ -83,7 +83,7 @@ float train(comm::ProcessGroup& world) {
     const Tensor mean = model.loss(tape, x, arm);
     tape.backward(mean);
     optimizer.step(/*lr=*/5e-3, fsdp.finish_step(), /*max_norm=*/1);
-    loss = mean.item();
+    loss = mean.item();  // this rank's own: gradients are means over ranks, losses are not
     if (world.rank() == 0 && step % 100 == 0) std::printf("step %3lu loss %.4f\n", step, loss);
   }
   return loss;
