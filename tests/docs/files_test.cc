@@ -51,6 +51,42 @@ std::map<fs::path, std::size_t> cpp_lines_below(const std::string& folder) {
   return lines;
 }
 
+// Lines that are neither empty nor a comment, nor for the preprocessor; with `function` those from
+// its first line on, which it begins, until it ends.
+std::size_t code_lines(const std::string& file, const std::string& function = "") {
+  const std::regex other("\\s*(//.*)?|#.*");
+  std::size_t num_lines = 0;
+  bool is_inside = function.empty();
+  for (const std::string& line : lines_of((sources() / "examples" / file).string())) {
+    is_inside = is_inside || line.starts_with(function);
+    if (is_inside && !std::regex_match(line, other)) ++num_lines;
+    if (is_inside && !function.empty() && line == "}") return num_lines;
+  }
+  EXPECT_TRUE(is_inside && function.empty()) << file << " has no whole " << function;
+  return num_lines;
+}
+
+TEST(Files, RecipesAreShortAndThePageNamesThem) {
+  const std::string page = engine::read_text_file("docs/recipes.md", 1 << 20);
+  int num_programs = 0;
+  for (const auto& [file, num_lines] : cpp_lines_below("examples/recipes")) {
+    if (file.extension() != ".cc") continue;
+    ++num_programs;
+    EXPECT_LT(num_lines, 100u) << file;
+    EXPECT_NE(page.find('`' + file.string() + '`'), std::string::npos) << file;
+  }
+  EXPECT_GE(num_programs, 12);
+}
+
+// What a user writes for these is small.
+TEST(Files, ModelsOptimizersAndLoopsOfTheExamplesAreShort) {
+  EXPECT_LE(code_lines("recipes/llama.h"), 80u);
+  EXPECT_LE(code_lines("muon.h"), 40u);
+  EXPECT_LE(code_lines("recipes/llama.cc", "std::string go_on(") +
+                code_lines("recipes/policy_gradient.cc", "double train("),
+            60u);
+}
+
 // Functions of a tape that are declared in headers that do not say that they are private.
 TEST(Files, ThePageOfOperationsHasThemAll) {
   const std::string page = engine::read_text_file("docs/ops.md", 1 << 20);
