@@ -1,15 +1,11 @@
 // docs/embedding.md, line by line: what it shows is this program.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cctype>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "comm/threads.h"
-#include "engine/io/file.h"
 #include "engine/tape.h"
 #include "ops/cross_entropy.h"
 #include "ops/gelu.h"
@@ -17,6 +13,7 @@
 #include "shard/checkpoint/checkpointer.h"
 #include "shard/fsdp.h"
 #include "shard/optimizer/adamw.h"
+#include "tests/docs/shown.h"
 #include "tests/testing/temp_folder.h"
 
 namespace tessera {
@@ -101,28 +98,8 @@ TEST(EmbeddingPage, TrainsAndGoesOn) {
   EXPECT_LT(second.second, first.second);
 }
 
-// Without spaces and what follows //.
-std::string bare(std::string line) {
-  line.erase(std::min(line.find("//"), line.size()));
-  std::erase_if(line, [](unsigned char c) { return std::isspace(c) != 0; });
-  return line;
-}
-
 TEST(EmbeddingPage, ShowsWhatIsHere) {
-  std::vector<std::string> here;
-  std::istringstream source(engine::read_text_file("tests/docs/embedding_test.cc", 1 << 20));
-  for (std::string line; std::getline(source, line);) here.push_back(bare(line));
-  std::istringstream page(engine::read_text_file("docs/embedding.md", 1 << 20));
-  int num_lines = 0;
-  for (std::string line; std::getline(page, line);) {
-    if (!line.starts_with("    ") || line.find("bazelw") != std::string::npos) continue;
-    ++num_lines;
-    const std::string wanted = bare(line);
-    EXPECT_TRUE(std::ranges::any_of(here, [&](const std::string& l) {
-      return l.find(wanted) != std::string::npos;
-    })) << line;
-  }
-  EXPECT_GT(num_lines, 12);
+  testing::expect_shown("docs/embedding.md", "tests/docs/embedding_test.cc", 12);
 }
 
 }  // namespace

@@ -2,24 +2,22 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
 #include <span>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "comm/host_gather.h"
 #include "comm/threads.h"
 #include "engine/copy.h"
-#include "engine/io/file.h"
 #include "engine/philox.h"
 #include "engine/tape.h"
 #include "shard/fsdp.h"
 #include "shard/optimizer/adamw.h"
+#include "tests/docs/shown.h"
 #include "tools/models/gpt.h"
 #include "tools/models/key_value_cache.h"
 
@@ -220,28 +218,8 @@ TEST(InferencePage, LearnsFromSamples) {
   }
 }
 
-// Without spaces and what follows //.
-std::string bare(std::string line) {
-  line.erase(std::min(line.find("//"), line.size()));
-  std::erase_if(line, [](unsigned char c) { return std::isspace(c) != 0; });
-  return line;
-}
-
 TEST(InferencePage, ShowsWhatIsHere) {
-  std::vector<std::string> here;
-  std::istringstream source(engine::read_text_file("tests/docs/inference_test.cc", 1 << 20));
-  for (std::string line; std::getline(source, line);) here.push_back(bare(line));
-  std::istringstream page(engine::read_text_file("docs/inference.md", 1 << 20));
-  int num_lines = 0;
-  for (std::string line; std::getline(page, line);) {
-    if (!line.starts_with("    ") || line.find("bazel run") != std::string::npos) continue;
-    ++num_lines;
-    const std::string wanted = bare(line);
-    EXPECT_TRUE(std::ranges::any_of(here, [&](const std::string& l) {
-      return l.find(wanted) != std::string::npos;
-    })) << line;
-  }
-  EXPECT_GT(num_lines, 30);
+  testing::expect_shown("docs/inference.md", "tests/docs/inference_test.cc", 30);
 }
 
 }  // namespace
