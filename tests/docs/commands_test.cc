@@ -30,7 +30,7 @@ struct Command {
   std::string where() const { return page + ": " + line; }
 };
 
-/// Commands that no test runs as they stand here, by how they begin, and why.
+/// Commands that no test runs as they stand here, by how they begin after variables, and why.
 struct NotRun {
   const char* begin;
   const char* why;
@@ -58,6 +58,17 @@ constexpr NotRun kNotRun[] = {
      "it needs a run that failed: //tests/tools/programs:train_faults_test does"},
     {"cmake ", ".ci/run install does"},
     {"python3 -m venv", ".ci/run install makes one"},
+    {"apt-get ", "it changes the system, as root: .ci/run install names what is missing"},
+    {"env/bin/pip install torch", "PyTorch is no part of the build: it is tried by hand"},
+    {"env/bin/python3 examples/python/torch_blocks.py", "it needs PyTorch: it is run by hand"},
+    {"env/bin/torchrun ", "it needs PyTorch: it is run by hand"},
+    {"mpirun -n 4 bazel-bin/tools/programs/train_transformer",
+     "it needs an MPI: //tests/tools/programs:mpi_processes_test has one"},
+    {"mpirun -n 2 bazel-bin/tools/doctor/doctor",
+     "it needs an MPI: //tests/tools/doctor:peers_test meets over Gloo"},
+    {"torchrun ", "it needs PyTorch: //tests/tools/programs:processes_test sets its variables"},
+    {"srun ", "it needs Slurm: examples/clusters/slurm_here.sh has one, by hand"},
+    {"sbatch ", "it needs Slurm: it is run by hand"},
     {"cd examples",
      "its programs are tests of //examples, and .ci/run install analyses its workspace"},
     {"bazel run //tools:train_transformer -- --device=cuda", "it needs a GPU: gpu_check.sh does"},
@@ -77,10 +88,11 @@ std::string without_comment(const std::string& line) {
 }
 
 /// Blocks of commands are indented by four spaces, those between ``` have none; a line that ends
-/// with \ goes on.
+/// with \ goes on. Variables may stand before a command.
 std::vector<Command> commands_of(const std::string& page) {
   const std::regex begin(
-      "(\\S*/bazelw|bazel|cmake|cd|tensorboard|\\.ci/\\w+|\\S*\\.sh|python3)( .*)?");
+      "([A-Z_]+=\\S+ )*(\\S*/bazelw|bazel|cmake|cd|tensorboard|\\.ci/\\w+|\\S*\\.sh|python3|pip|"
+      "env/bin/\\S+|apt-get|mpirun|torchrun|srun|sbatch)( .*)?");
   std::vector<Command> all;
   bool in_block = false, is_shown = false, is_fenced = false;
   std::istringstream lines(engine::read_text_file(page, 1 << 20));
@@ -120,8 +132,10 @@ std::vector<Command> all_commands() {
 }
 
 const NotRun* reason(const Command& command) {
+  const std::regex variables("^([A-Z_]+=\\S+ )+");
+  const std::string line = std::regex_replace(command.line, variables, "");
   for (const NotRun& r : kNotRun) {
-    if (command.line.starts_with(r.begin)) return &r;
+    if (line.starts_with(r.begin)) return &r;
   }
   return nullptr;
 }
