@@ -17,6 +17,7 @@
 #include "ops/dims/permute.h"
 #include "ops/dims/reduce.h"
 #include "ops/dims/slice.h"
+#include "ops/dispatch.h"
 #include "ops/dot_product_attention.h"
 #include "ops/dropout.h"
 #include "ops/elementwise/cast.h"
@@ -37,6 +38,7 @@
 #include "ops/relu.h"
 #include "ops/rmsnorm.h"
 #include "ops/rope.h"
+#include "ops/route.h"
 #include "ops/scale.h"
 #include "ops/softmax/softmax.h"
 #include "ops/sum.h"
@@ -89,6 +91,14 @@ Tensor probabilities(Tape& tape, const Tensor& x) {
   return tape.no_grad([&] { return sigmoid(tape, x); });
 }
 
+// Of `k` choices of each token the first has a place, that of its number.
+Tensor slots(Tape& tape, std::int64_t k) {
+  std::vector<std::int32_t> all(static_cast<std::size_t>(kRows * k), -1);
+  for (std::int64_t n = 0; n < kRows; ++n)
+    all[static_cast<std::size_t>(n * k)] = static_cast<std::int32_t>(n);
+  return Tensor::from<std::int32_t>(tape.memory(), {kRows, k}, all, "slots");
+}
+
 std::vector<Case> cases() {
   const LinearCrossEntropyOptions again{.max_saved_numel = 0};
   constexpr std::int64_t kLogits = kRows * kVocab * 4;
@@ -100,6 +110,12 @@ std::vector<Case> cases() {
         {{0}, {}, 0},
         {{0}, {"bias"}, 0},
         {{}, {"bias"}, 0}}},
+      {"linear_gelu",
+       [](Tape& t, Leaves& l) { return linear_gelu(t, l.x[0], l.w, l.bias); },
+       {{{0}, {"w", "bias"}, 2 * kNbytes, 2}, {{0}, {}, kNbytes, 2}}},
+      {"gelu_mlp",
+       [](Tape& t, Leaves& l) { return gelu_mlp(t, l.x[0], l.w, l.bias, l.w, &l.bias); },
+       {{{0}, {"w", "bias"}, 3 * kNbytes, 3}, {{0}, {}, kNbytes, 3}}},
       {"layernorm",
        [](Tape& t, Leaves& l) { return layernorm(t, l.x[0], l.v, &l.bias); },
        {{{0}, {}, kNbytes + 2 * kStats}, {{}, {"v"}, kNbytes + 2 * kStats}}},
@@ -267,6 +283,23 @@ std::vector<Case> cases() {
       {"sum of a dimension", [](Tape& t, Leaves& l) { return sum(t, l.x[0], 1); }, {{{0}, {}, 0}}},
       {"mean", [](Tape& t, Leaves& l) { return mean(t, l.x[0], 1); }, {{{0}, {}, 0}}},
       {"max", [](Tape& t, Leaves& l) { return max(t, l.x[0], 2).y; }, {{{0}, {}, kStats}}},
+      {"route",  // of 8 experts: probabilities, two gates and choices a row, and counts
+       [](Tape& t, Leaves& l) {
+         const RouteOptions options{.k = 2, .capacity = kRows};
+         return route(t, l.x[0].reshape({kRows, kWidth}), options).gates;
+       },
+       {{{0}, {}, kNbytes + 4 * kStats + kWidth * 4}}},
+      {"dispatch",
+       [](Tape& t, Leaves& l) {
+         return dispatch(t, l.x[0].reshape({kRows, kWidth}), slots(t, 1), 1, kRows)[0];
+       },
+       {{{0}, {}, kStats}}},
+      {"combine",
+       [](Tape& t, Leaves& l) {
+         const Shape shape{kRows, kWidth};
+         return combine(t, {l.x[0].reshape(shape)}, l.x[1].reshape(shape), slots(t, kWidth));
+       },
+       {{{0, 1}, {}, 3 * kNbytes}, {{0}, {}, 2 * kNbytes}, {{1}, {}, 2 * kNbytes}}},
       {"dropout",
        [](Tape& t, Leaves& l) {
          return dropout(t, l.x[0], 0.5f, {1, 2}, 0);
