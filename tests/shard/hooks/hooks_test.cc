@@ -445,6 +445,57 @@ TEST(Hooks, AreWhatRanksAgreeOn) {
   EXPECT_TRUE(has(error, {"seed 0", "seed 1"}));
 }
 
+// The table of docs/hooks.md, and the groups below it.
+TEST(Hooks, AreToldWhatARankKeepsAndWhoItMayTalkTo) {
+  struct Row {
+    bool is_whole, is_hybrid;
+    std::vector<std::string> strategies;
+  };
+  const std::vector<Row> table = {{true, false, {"ddp", "zero1"}},
+                                  {false, false, {"zero2", "zero3", "shard_grad_op"}},
+                                  {false, true, {"hsdp", "hybrid_zero2", "hfsdp"}}};
+  const auto expect_told = [](bool is_whole, bool is_hybrid, const std::string& strategy,
+                              int ranks) {
+    const int in_replica = !is_hybrid ? ranks : ranks == 1 ? 1 : ranks / 2;
+    comm::run_ranks(ranks, {}, [&](comm::ProcessGroup& world) {
+      SCOPED_TRACE(fmt::format("{} rank {} of {}", strategy, world.rank(), ranks));
+      const engine::Stream compute = engine::Stream::inline_cpu("compute");
+      testing::GivenGradients model({{24, 10}, {7}, {9, 4, 5}});
+      int num_told = 0;
+      FsdpOptions options{.placement = Placement::preset(strategy)};
+      options.placement.shard_ranks = is_hybrid ? in_replica : 0;
+      options.reducer = [&](const ReducerContext& context) {
+        ++num_told;
+        const std::int64_t n = context.layout.flat_numel(), parts = is_whole ? 1 : in_replica;
+        EXPECT_EQ(context.range, (Range{world.rank() % parts * n / parts, n / parts}));
+        const auto size_of = [](const comm::ProcessGroup* group) {
+          return group == nullptr ? 1 : group->size();
+        };
+        const Axes& axes = context.mesh.reduce();
+        EXPECT_EQ(axes.world == nullptr, ranks == 1);
+        EXPECT_EQ(size_of(axes.world), ranks);
+        for (const comm::ProcessGroup* group : {axes.shard, axes.replicate})
+          EXPECT_TRUE(group == nullptr || group->size() > 1);
+        if (!is_whole) {
+          EXPECT_EQ(size_of(axes.shard), in_replica);
+          EXPECT_EQ(size_of(axes.replicate), ranks / in_replica);
+        }
+        EXPECT_EQ(context.mesh.world().rank(), world.rank());
+        EXPECT_EQ(context.mesh.world().size(), ranks);
+        return make_reducer(context);
+      };
+      const Fsdp fsdp(world, engine::Memory(compute), compute, model.blocks(), &model.root,
+                      options);
+      EXPECT_EQ(num_told, std::ssize(fsdp.units()));
+    });
+  };
+  for (const Row& row : table) {
+    for (const std::string& strategy : row.strategies)
+      for (const int ranks : {1, 2, 4, 6})
+        expect_told(row.is_whole, row.is_hybrid, strategy, ranks);
+  }
+}
+
 // What a hook owes to a parameter must reach it.
 TEST(Hooks, ThatRememberRefuseWhatWouldLoseIt) {
   comm::run_ranks(2, {}, [](comm::ProcessGroup& world) {

@@ -99,6 +99,28 @@ TEST(AdamW, FollowsItsFormulaAndDecaysOnlyMatrices) {
   }
 }
 
+// The values that docs/embedding.md says.
+TEST(AdamW, HasTheDefaultsOfLanguageModels) {
+  const AdamWOptions options;
+  EXPECT_EQ(options.beta1, 0.9);
+  EXPECT_EQ(options.beta2, 0.95);
+  EXPECT_EQ(options.eps, 1e-8);
+  EXPECT_EQ(options.weight_decay, 0.1);
+  for (const bool is_matrix : {true, false}) {
+    const auto t = trace([](Fsdp& f) { return std::make_unique<AdamW>(f, AdamWOptions{}); }, 10,
+                         0.05, 1, is_matrix ? engine::Shape{1, 1} : engine::Shape{1});
+    double p = 1.5, m = 0, v = 0;
+    for (std::size_t i = 0; i < t.parameter.size(); ++i) {
+      const double g = t.gradient[i], n = static_cast<double>(i + 1);
+      m = 0.9 * m + 0.1 * g;
+      v = 0.95 * v + 0.05 * g * g;
+      if (is_matrix) p -= 0.05 * 0.1 * p;
+      p -= 0.05 * (m / (1 - std::pow(0.9, n))) / (std::sqrt(v / (1 - std::pow(0.95, n))) + 1e-8);
+      EXPECT_NEAR(t.parameter[i], p, 2e-6) << (is_matrix ? "a matrix" : "a vector");
+    }
+  }
+}
+
 TEST(Power, IsThatOfThePowersOfTwoAndAsCloseAsDoublesAreElsewhere) {
   EXPECT_EQ(power(0.5, 0), 1);
   EXPECT_EQ(power(0.5, 1), 0.5);
