@@ -12,6 +12,8 @@
 //   #include "ops/pointwise.cuh"
 //   template void tessera::ops::pointwise_cuda(const engine::Stream&, const Pointwise<Product>&);
 //
+// Who has no nvcc includes ops/pointwise_without_nvcc.h in its place, for CPUs alone.
+//
 // examples/squared_relu.* is such an op. Elements are f32 or bf16, all of one dtype; bf16 is
 // widened, computed in f32 and rounded once.
 #pragma once

@@ -14,7 +14,8 @@
 //
 // For a build with CUDA one .cu file of yours includes the rule and
 // shard/optimizer/rule_kernels.cuh, and says `template struct tessera::shard::RuleKernels<Lion>;`.
-// examples/lion.h and lion.cu are such a rule.
+// examples/lion.h and lion.cu are such a rule. Who has no nvcc includes rule_without_nvcc.h in
+// place of the .cu file, for CPUs alone.
 #pragma once
 
 #include <algorithm>
