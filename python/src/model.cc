@@ -136,17 +136,9 @@ shard::Fsdp& Model::fsdp() {
   return *fsdp_;
 }
 
-Parameter& Model::parameter(const std::string& name) {
-  const auto found = by_name_.find(name);
-  require(found != by_name_.end(), "[python] expected a parameter of the model, got '{}'", name);
-  return *found->second;
-}
-
 Block& Model::block(const std::string& name) {
   static_cast<void>(fsdp());  // or throws
-  const auto found = std::ranges::find(blocks_, name, [](const auto& b) { return b->name; });
-  require(found != blocks_.end(), "[python] expected a block of the model, got '{}'", name);
-  return **found;
+  return **std::ranges::find(blocks_, name, [](const auto& b) { return b->name; });
 }
 
 void Model::gather(const std::string& block, Raw::For what) {
@@ -187,15 +179,11 @@ py::array Model::array(const std::string& block, const std::string& name, bool i
   using Lent = std::pair<std::shared_ptr<const int>, engine::Tensor>;
   const py::capsule base(new Lent(lent->second, tensor),
                          [](void* kept) { delete static_cast<Lent*>(kept); });
-  std::vector<std::int64_t> shape(std::size_t(tensor.shape().rank())), strides(shape.size());
-  std::int64_t stride = size_of(tensor.dtype());
-  for (int i = tensor.shape().rank(); i-- > 0; stride *= tensor.dim(i)) {
-    shape[std::size_t(i)] = tensor.dim(i);
-    strides[std::size_t(i)] = stride;
-  }
+  std::vector<std::int64_t> shape;
+  for (int i = 0; i < tensor.shape().rank(); ++i) shape.push_back(tensor.dim(i));
   const bool is_f32 = tensor.dtype() == DType::kF32;
-  return {is_f32 ? py::dtype::of<float>() : py::dtype::of<std::int16_t>(), shape, strides,
-          tensor.raw(), base};
+  return {is_f32 ? py::dtype::of<float>() : py::dtype::of<std::int16_t>(), shape, tensor.raw(),
+          base};
 }
 
 float Model::step(double lr, double max_norm) {
@@ -218,8 +206,6 @@ shard::Checkpointer& Model::checkpoints() {
   require(checkpoints_ != nullptr, "[python] expected a Checkpointer that could be made, got none");
   return *checkpoints_;
 }
-
-void Model::finish_saving() { checkpoints().wait(); }
 
 void Model::run_empty_step() {
   Block* const root = has_root_ ? blocks_.back().get() : nullptr;
@@ -266,13 +252,12 @@ py::dict plan(const ModelSpec& spec, int rank, int num_ranks) {
     const std::string name(engine::name_of(static_cast<engine::Category>(c)));
     by_category[py::str(name)] = stats.peak_nbytes[std::size_t(c)];
   }
-  py::dict result;
-  result["peak_nbytes"] = stats.peak_total_nbytes;
-  result["peak_nbytes_by_category"] = by_category;
-  result["sent_nbytes"] = world->traffic().bytes_sent - before.bytes_sent;
-  result["num_collectives"] = world->traffic().num_collectives - before.num_collectives;
-  result["plan"] = model.fsdp().plan();
-  return result;
+  const comm::Traffic after = world->traffic();
+  return py::dict(py::arg("peak_nbytes") = stats.peak_total_nbytes,
+                  py::arg("peak_nbytes_by_category") = by_category,
+                  py::arg("sent_nbytes") = after.bytes_sent - before.bytes_sent,
+                  py::arg("num_collectives") = after.num_collectives - before.num_collectives,
+                  py::arg("plan") = model.fsdp().plan());
 }
 
 }  // namespace tessera::python

@@ -48,7 +48,7 @@ class Model : public std::enable_shared_from_this<Model> {
   // All throw InvalidArgument once the model is closed.
 
   shard::Fsdp& fsdp();
-  engine::Parameter& parameter(const std::string& name);
+  engine::Parameter& parameter(const std::string& name) { return *by_name_.at(name); }
   /// Throws InvalidArgument also for a block that release() has not returned from.
   void gather(const std::string& block, shard::Raw::For what);
   /// Whether nobody has what array() gave of a block that is gathered.
@@ -64,8 +64,6 @@ class Model : public std::enable_shared_from_this<Model> {
   /// Collective, once.
   void open_checkpoints(World& world, const std::string& folder, int keep, bool async);
   shard::Checkpointer& checkpoints();
-  /// Collective: as Checkpointer::wait().
-  void finish_saving();
   /// A step as a plan makes it, which computes nothing.
   void run_empty_step();
 

@@ -166,6 +166,7 @@ PYBIND11_MODULE(_engine, m) {
   py::class_<World, std::shared_ptr<World>>(m, "World", "The ranks that run() has started.")
       .def_property_readonly("rank", [](const World& w) { return w.group().rank(); })
       .def_property_readonly("size", [](const World& w) { return w.group().size(); })
+      .def_readonly("threads", &World::num_threads, "How many ranks are threads of this process.")
       .def_property_readonly("sent_nbytes",
                              [](const World& w) { return w.group().traffic().bytes_sent; })
       .def("all_gather", &all_gather, released(), py::arg("values"),

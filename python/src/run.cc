@@ -30,7 +30,7 @@ comm::ProcessGroup& World::group() const {
 }
 
 void World::finish() {
-  for (const auto& model : saving_) model->finish_saving();
+  for (const auto& model : saving_) model->checkpoints().wait();
 }
 
 void World::end() {
@@ -86,31 +86,20 @@ class Running {
 };
 
 // One rank: without the interpreter's lock, but for the function.
-void run_rank(comm::ProcessGroup& group, Running& running, const py::function& fn,
+void run_rank(comm::ProcessGroup& group, int num_threads, Running& running, const py::function& fn,
               py::object& result) {
-  struct Entered {
-    Entered(comm::ProcessGroup& g, Running& r)
-        : group(g), running(r), world(std::make_shared<World>(g)) {
-      running.enter(group);
-    }
-    ~Entered() {
-      world->end();
-      running.leave(group);
-      const py::gil_scoped_acquire python;
-      world.reset();
-    }
-    Entered(const Entered&) = delete;
-    Entered& operator=(const Entered&) = delete;
-
-    comm::ProcessGroup& group;
-    Running& running;
-    std::shared_ptr<World> world;
+  // Ends, too, when something throws.
+  const auto end = [&](World* ended) {
+    ended->end();
+    running.leave(group);
   };
-  const Entered entered(group, running);
+  const auto world = std::make_shared<World>(group, num_threads);
+  const std::unique_ptr<World, decltype(end)> entered(world.get(), end);
+  running.enter(group);
   {
     const py::gil_scoped_acquire python;
     try {
-      result = fn(entered.world);
+      result = fn(world);
     } catch (const py::error_already_set& error) {
       // The engine tells echoes of an abort from its cause by this type and its text.
       if (error.matches(py::module_::import("tessera._engine").attr("CommError"))) {
@@ -120,7 +109,7 @@ void run_rank(comm::ProcessGroup& group, Running& running, const py::function& f
       throw;
     }
   }
-  entered.world->finish();
+  world->finish();
 }
 
 }  // namespace
@@ -144,7 +133,7 @@ py::list run(const py::function& fn, int num_threads, double deadline_s) {
     std::thread thread([&] {
       try {
         const auto rank = [&](comm::ProcessGroup& group) {
-          run_rank(group, running, fn, results[ranks.local.index(group.rank())]);
+          run_rank(group, ranks.local.count, running, fn, results[ranks.local.index(group.rank())]);
         };
         if (ranks.are_processes()) {
           tools::run_processes(config, launch, ranks.local.count, /*gpus=*/{}, {}, nullptr, rank);

@@ -17,7 +17,7 @@ class Model;
 /// can do nothing.
 class World {
  public:
-  explicit World(comm::ProcessGroup& group) : group_(&group) {}
+  World(comm::ProcessGroup& group, int num_threads) : num_threads(num_threads), group_(&group) {}
 
   /// Throws InvalidArgument once its function has returned.
   comm::ProcessGroup& group() const;
@@ -28,6 +28,8 @@ class World {
   void finish();
   /// Closes what uses the group.
   void end();
+
+  const int num_threads;  // ranks of this process
 
  private:
   comm::ProcessGroup* group_;
