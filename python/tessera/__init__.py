@@ -22,6 +22,7 @@ The engine moves and keeps parameters, gradients and optimizer states; what is c
 those of the C++ library: equal for every strategy and number of processes. docs/python.md says more.
 """
 
+import collections.abc
 import gc
 import json
 import math
@@ -57,11 +58,11 @@ def run(fn, *, threads=1, deadline_s=300.0):
 class Fsdp:
     """Blocks of parameters, sharded over the ranks of `world`, and their optimizer.
 
-    `blocks`: {block: {parameter: value}} in the order of forward. A value is an array or a tensor, whose f32 values are the
-    initial ones and equal on all ranks, or a shape, for zeros. A parameter is called "block.parameter" where no block
+    `blocks`: {block: {parameter: value}} in the order of forward. A value is an array, or what lends its memory of the CPU by
+    DLPack, as tensors do; its f32 values are the initial ones and equal on all ranks. Or it is a shape, for zeros. A parameter is called "block.parameter" where no block
     is meant. `root`: the name of the block of `blocks` whose functions are around those of all others, or None.
-    `frozen`: names of parameters without gradients. `array`: makes of a NumPy array what functions of blocks are given:
-    tessera.torch_array; it is not None with bf16, whose bits are int16 in NumPy.
+    `frozen`: names of parameters without gradients. `array`: makes of a NumPy array, which has __dlpack__(), what
+    functions of blocks are given: torch.from_dlpack, or tessera.torch_array, which knows bf16, too.
 
     `optimizer`: Sgd() if it is None. Values of other types are cast to f32.
 
@@ -73,8 +74,9 @@ class Fsdp:
     def __init__(self, world, blocks, *, root=None, optimizer=None, frozen=(), array=None, **options):
         if array is not None and not _shares_memory(array):
             raise InvalidArgument("[python] expected array to make what shares the memory of a NumPy array, got a copy")
-        if array is None and "bf16" in (options.get("param_dtype"), options.get("grad_dtype")):
-            raise InvalidArgument("[python] expected array=tessera.torch_array with bf16, which NumPy lacks, got none")
+        is_bf16 = "bf16" in (options.get("param_dtype"), options.get("grad_dtype"))
+        if is_bf16 and (array is None or "bfloat16" not in str(array(numpy.zeros(1, numpy.int16)).dtype)):
+            raise InvalidArgument("[python] expected array=tessera.torch_array with bf16, which NumPy lacks, got %s" % array)
         self._array = array
         self._blocks = {block: list(parameters) for block, parameters in blocks.items()}
         self._shapes, values, names = {}, {}, {}
@@ -82,7 +84,7 @@ class Fsdp:
             full = "%s.%s" % (block, name)
             self._shapes[full] = _shape_of(value)
             if not _is_shape(value):
-                values[full] = _f32(value)
+                values[full] = _f32(full, value)
                 if names.setdefault(id(value), full) != full:
                     raise InvalidArgument("[python] expected each array once, got that of %s as %s: a root may be shared" % (names[id(value)], full))
         self._frozen, self._in_step = _frozen(frozen), False
@@ -147,7 +149,7 @@ class Fsdp:
 
         Raises InvalidArgument that names a parameter whose values are not equal on all ranks.
         """
-        values = {name: _f32(value) for name, value in values.items()}
+        values = {name: _f32(name, value) for name, value in values.items()}
         for name, value in values.items():
             if name not in self._shapes:
                 raise InvalidArgument("[python] expected a parameter of the model, got %r" % name)
@@ -197,12 +199,13 @@ class Fsdp:
         return result
 
 
-class _Lent:
+class _Lent(collections.abc.Mapping):
     """Arrays of a block's parameters or gradients by name, while its function runs."""
 
     def __init__(self, fsdp, block, is_grad):
         self._fsdp, self._block, self._is_grad = fsdp, block, is_grad
         self._arrays = {}
+        self._names = [name for name in fsdp._blocks[block] if not (is_grad and "%s.%s" % (block, name) in fsdp._frozen)]
 
     def __getitem__(self, name):
         full = "%s.%s" % (self._block, name)
@@ -224,15 +227,14 @@ class _Lent:
             raise InvalidArgument("[python] expected %s.%s to be written in place, as by grad[name] += value, got another array"
                                   % (self._block, name))
 
-    def keys(self):
-        return [name for name in self._fsdp._blocks[self._block]
-                if not (self._is_grad and "%s.%s" % (self._block, name) in self._fsdp._frozen)]
-
     def __iter__(self):
-        return iter(self.keys())
+        return iter(self._names)
 
     def __len__(self):
-        return len(self.keys())
+        return len(self._names)
+
+    def __contains__(self, name):
+        return name in self._names
 
     def take_back(self):
         self._arrays = None
@@ -291,7 +293,7 @@ def plan(blocks, *, ranks, rank=0, root=None, optimizer=None, frozen=(), **optio
 def torch_array(array):
     """A PyTorch tensor of the memory of an array that functions of blocks are given, f32 or bf16: for Fsdp(array=...)."""
     import torch
-    tensor = torch.from_numpy(array)
+    tensor = torch.from_dlpack(array)
     return tensor.view(torch.bfloat16) if array.dtype == numpy.int16 else tensor
 
 
@@ -313,7 +315,7 @@ def _walk(blocks):
         for name, value in parameters.items():
             if not isinstance(block, str) or not isinstance(name, str):
                 raise InvalidArgument("[python] expected names that are str, got %r and %r" % (block, name))
-            if not _is_shape(value) and not hasattr(value, "shape"):
+            if not (_is_shape(value) or hasattr(value, "shape") or hasattr(value, "__dlpack__")):
                 raise InvalidArgument("[python] expected an array or a shape, got %r (%s.%s)" % (value, block, name))
             yield block, name, value
 
@@ -323,16 +325,28 @@ def _is_shape(value):
 
 
 def _shape_of(value):
-    return tuple(operator.index(n) for n in (value if _is_shape(value) else value.shape))
+    if not _is_shape(value):
+        value = value.shape if hasattr(value, "shape") else numpy.from_dlpack(value).shape
+    return tuple(operator.index(n) for n in value)
 
 
-def _f32(value):
-    """A NumPy array of the values of an array or a PyTorch tensor."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().float().numpy()
+def _f32(name, value):
+    """A NumPy array of the values of an array, a tensor of PyTorch, or what else lends its memory by DLPack."""
+    if hasattr(value, "detach"):  # PyTorch lends no parameters, and NumPy knows no bf16
+        value = value.detach().float() if "bfloat16" in str(value.dtype) else value.detach()
+    if _is_lent_by_dlpack(value):
+        device, index = value.__dlpack_device__()
+        if device not in (1, 3):  # kDLCPU, kDLCUDAHost
+            raise InvalidArgument("[python] expected %s in memory of the CPU, got device %d of DLPack's type %d, which is %s"
+                                  % (name, index, device, "a GPU of CUDA" if device == 2 else "another one"))
+        value = numpy.from_dlpack(value)
     if numpy.iscomplexobj(value):
         raise InvalidArgument("[python] expected real values, got complex ones")
     return numpy.asarray(value, dtype=numpy.float32, order="C")  # keeps a scalar one
+
+
+def _is_lent_by_dlpack(value):  # NumPy does not lend its read-only arrays
+    return hasattr(value, "__dlpack__") and not isinstance(value, (numpy.ndarray, numpy.generic))
 
 
 def _frozen(names):

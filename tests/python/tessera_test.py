@@ -3,6 +3,7 @@
 TESSERA_REFERENCE names the program of reference.cc; TESSERA_WITHOUT_GLOO says that Gloo need not be there. Each test of processes starts this file with a name of _PROGRAMS.
 """
 
+import copy
 import hashlib
 import os
 import re
@@ -19,6 +20,11 @@ import unittest
 import numpy as np
 
 import tessera
+
+try:
+    import torch
+except ImportError:
+    torch = None
 
 
 def parameters():
@@ -57,6 +63,19 @@ def train(world, *, steps=4, **options):
         one_step(fsdp, step)
         seen.append(flat(fsdp.full_parameters()))
     return np.concatenate(seen)
+
+
+class Lender:
+    """What another framework may have: memory that it lends by DLPack, and no array of NumPy."""
+
+    def __init__(self, array, device=(1, 0)):
+        self.array, self.device = array, device
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, **how):
+        return self.array.__dlpack__(**how)
 
 
 def message(fn):
@@ -173,13 +192,13 @@ class Bits(unittest.TestCase):
             fsdp.forward("first", lambda p: None)
             fsdp.forward("second", lambda p: None)
             add_gradient(fsdp, "second", world.rank, 0)
-            trained = fsdp.backward("first", lambda p, grad: (list(p), list(grad)))
+            trained = fsdp.backward("first", lambda p, grad: (list(p), list(grad), "w" in p, "w" in grad, [b.shape for _, b in p.items()]))
             fsdp.step(1)
             return fsdp.full_parameters(), trained
         full, trained = tessera.run(fn, threads=2)[0]
         np.testing.assert_array_equal(full["first.w"], parameters()["first"]["w"])
         self.assertFalse(np.array_equal(full["second.w"], parameters()["second"]["w"]))
-        self.assertEqual(trained, (["w", "b"], []))
+        self.assertEqual(trained, (["w", "b"], [], True, False, [(5, 3), (3,)]))
 
     def test_a_scalar_is_a_parameter(self):
         def fn(world):
@@ -191,6 +210,38 @@ class Bits(unittest.TestCase):
             self.assertEqual(seen, ((), 3, 2))
             self.assertEqual({name: (value.shape, float(value)) for name, value in before.items()}, {"a.scale": ((), 3), "a.shift": ((), 0)})
             self.assertEqual(float(after["a.shift"]), 2)
+
+    def test_values_that_are_lent_by_dlpack(self):
+        for dtype in (np.float32, np.float64, np.float16, np.int32):
+            values = (np.arange(12).reshape(3, 4).T * 3 - 7).astype(dtype)  # whose strides are not those of C
+
+            def fn(world):
+                fsdp = tessera.Fsdp(world, {"a": {"w": Lender(values)}})
+                before = fsdp.full_parameters()["a.w"]
+                fsdp.load({"a.w": Lender(values + 1)})
+                return before, fsdp.full_parameters()["a.w"]
+            for before, after in tessera.run(fn, threads=2):
+                np.testing.assert_array_equal(before, values)
+                np.testing.assert_array_equal(after, values + 1)
+        self.assertEqual(tessera.plan({"a": {"w": Lender(np.zeros((8, 2)))}}, ranks=2)["plan"], tessera.plan({"a": {"w": (8, 2)}}, ranks=2)["plan"])
+
+    def test_arrays_are_lent_by_dlpack(self):
+        taken = []
+
+        def array(lent):
+            taken.append(lent.__dlpack_device__())
+            return np.from_dlpack(lent)
+
+        def fn(world):
+            fsdp = tessera.Fsdp(world, parameters(), array=array)
+            fsdp.evaluate("first", lambda p: None)
+            seen = fsdp.evaluate("first", lambda p: p["w"].copy())
+            kept = []
+            return seen, message(lambda: fsdp.evaluate("first", lambda p: kept.append(p["b"])))  # which NumPy made of the lent memory
+        for seen, text in tessera.run(fn, threads=2):
+            np.testing.assert_array_equal(seen, parameters()["first"]["w"])
+            self.assertIn("copy what you need later (first)", text)
+        self.assertEqual(set(taken), {(1, 0)})
 
     def test_checkpoints_go_on_with_other_ranks_and_strategies(self):
         whole = tessera.run(train, threads=2)[0][-39:]
@@ -266,6 +317,10 @@ class Errors(unittest.TestCase):
             "expected at least 1, got 0 (shard_ranks=0)": lambda w: tessera.Fsdp(w, parameters(), shard_ranks=0),
             "of the kind of prefetch, got 'x'": lambda w: tessera.Fsdp(w, parameters(), prefetch="x"),
             "expected first.w of (5, 3), got (3, 5)": lambda w: tessera.Fsdp(w, parameters()).load({"first.w": np.zeros((3, 5))}),
+            "first.b in memory of the CPU, got device 3 of DLPack's type 2, which is a GPU of CUDA":
+                lambda w: tessera.Fsdp(w, parameters()).load({"first.b": Lender(np.zeros(3), device=(2, 3))}),
+            "a.w in memory of the CPU, got device 0 of DLPack's type 10": lambda w: tessera.Fsdp(w, {"a": {"w": Lender(np.zeros(3), device=(10, 0))}}),
+            "with bf16, which NumPy lacks, got <": lambda w: tessera.Fsdp(w, parameters(), param_dtype="bf16", array=np.asarray),
             "got complex ones": lambda w: tessera.Fsdp(w, parameters()).load({"first.b": np.zeros(3, complex)}),
             "keep": lambda w: tessera.Checkpointer(tessera.Fsdp(w, parameters()), ".", keep=-1),
             "expected f32 or bf16, got f64": lambda w: tessera.Fsdp(w, parameters(), param_dtype="f64"),
@@ -432,6 +487,101 @@ class Around(unittest.TestCase):
             with open(folder + "/compare.json", "w", encoding="utf-8") as file:
                 file.write('{"verdict": {"agrees": true}}')
             self.assertTrue(tessera.compare(folder)["verdict"]["agrees"])
+
+
+@unittest.skipUnless(torch, "without PyTorch")
+class OfTorch(unittest.TestCase):
+    def modules(self, *more):
+        torch.manual_seed(3)
+        return {"in": torch.nn.Sequential(torch.nn.Linear(3, 8), *more), "twice": torch.nn.Bilinear(8, 8, 8), "out": torch.nn.Linear(8, 2)}
+
+    def inputs(self, rank, step):
+        return torch.randn(4, 3, generator=torch.Generator().manual_seed(10 * rank + step))
+
+    def alone(self, modules, ranks, steps=3):
+        """What PyTorch makes of the batches of all ranks, as {"block.parameter": values}."""
+        values = {"%s.%s" % (block, name): p for block, module in modules.items() for name, p in module.named_parameters()}
+        optimizer = torch.optim.SGD([p for p in values.values() if p.requires_grad], lr=0.1, momentum=0.9)
+        for step in range(steps):
+            optimizer.zero_grad()
+            for rank in range(ranks):
+                h = modules["in"](self.inputs(rank, step))
+                (modules["out"](torch.tanh(modules["twice"](h, h))).square().mean() / ranks).backward()
+            optimizer.step()
+        return {name: p.detach().numpy() for name, p in values.items()}
+
+    def train(self, world, modules, steps=3, **options):
+        from tessera.pytorch import Modules
+        model = Modules(world, modules, optimizer=tessera.Sgd(momentum=0.9), **options)
+        for step in range(steps):
+            model.begin_step()
+            h = model("in", self.inputs(world.rank, step))
+            model("out", torch.tanh(model("twice", h, h))).square().mean().backward()
+            model.step(0.1)
+        with torch.no_grad():  # between steps
+            h = model("in", self.inputs(0, 0))
+            assert not model("twice", h, h).requires_grad
+        return model.full_parameters()
+
+    def check(self, got, want, **tolerance):
+        self.assertEqual(got.keys(), want.keys())
+        for name in want:
+            np.testing.assert_allclose(got[name], want[name], err_msg=name, **tolerance)
+
+    def test_modules_train_as_in_pytorch(self):
+        modules = self.modules(torch.nn.Tanh())
+        modules["in"][0].bias.requires_grad_(False)
+        seen = [got for strategy in ("zero3", "zero1", "ddp")
+                for got in tessera.run(lambda world: self.train(world, modules, strategy=strategy), threads=2)]
+        self.check(seen[0], self.alone(modules, ranks=2), rtol=1e-5, atol=1e-6)
+        for other in seen[1:]:
+            self.check(other, seen[0], rtol=0, atol=0)
+
+    def test_backward_draws_the_random_numbers_of_forward(self):
+        modules = self.modules(torch.nn.Dropout(0.5))
+        torch.manual_seed(7)
+        want = self.alone(copy.deepcopy(modules), ranks=1)
+        torch.manual_seed(7)
+        self.check(tessera.run(lambda world: self.train(world, modules))[0], want, rtol=1e-5, atol=1e-6)
+        self.assertIn("expected no random numbers while in computes", message(lambda: tessera.run(lambda world: self.train(world, modules), threads=2)))
+
+    def test_bf16(self):
+        modules = {"a": torch.nn.Linear(4, 4, bias=False).to(torch.bfloat16)}  # whose values bf16 has
+        modules["a"].weight.data[0, 0] = 2.0**40
+        want = modules["a"].weight.detach().float().numpy()
+
+        def fn(world):
+            from tessera.pytorch import Modules
+            model = Modules(world, modules, param_dtype="bf16", grad_dtype="bf16")
+            before = model.full_parameters()["a.weight"]
+            model.begin_step()
+            model("a", torch.eye(4, dtype=torch.bfloat16)).sum().backward()
+            model.step(1)
+            return before, model.full_parameters()["a.weight"]
+        for before, after in tessera.run(fn, threads=2):
+            np.testing.assert_array_equal(before, want)
+            np.testing.assert_allclose(after, want - 1, atol=1e-6)
+
+    def test_what_autograd_would_miss_is_told(self):
+        class Named(torch.nn.Linear):
+            def forward(self, x):
+                return {"y": super().forward(x)}
+
+        def cut(world):
+            from tessera.pytorch import Modules
+            model = Modules(world, self.modules())
+            model.begin_step()
+            h = model("in", self.inputs(0, 0)).detach()
+            model("out", model("twice", h, h)).sum().backward()
+            model.step(0.1)
+
+        def dictionary(world):
+            from tessera.pytorch import Modules
+            model = Modules(world, {"a": Named(3, 3)})
+            model.begin_step()
+            model("a", self.inputs(0, 0))
+        self.assertIn("expected a tensor or several of a, got dict", message(lambda: tessera.run(dictionary)))
+        self.assertIn("expected a backward for every recorded forward", message(lambda: tessera.run(cut)))
 
 
 def free_port():
