@@ -22,6 +22,9 @@ The engine moves and keeps parameters, gradients and optimizer states; what is c
 those of the C++ library: equal for every strategy and number of processes. docs/python.md says more.
 """
 
+# This is longer than a binding of 800 lines would be: what is lent and then kept, replaced or of another rank is an error and no
+# wrong number, Ctrl-C and a first error end all ranks, and checkpoints, keep_gathered() and modules of PyTorch have parts of their own.
+
 import collections.abc
 import gc
 import json

@@ -1,4 +1,4 @@
-"""Modules of PyTorch as blocks: import tessera.pytorch."""
+"""Modules of PyTorch, 2.4 or later, as blocks: import tessera.pytorch."""
 
 import copy
 
@@ -41,9 +41,9 @@ class Modules(tessera.Fsdp):
 
 class _Block(torch.autograd.Function):
     @staticmethod
-    @torch.amp.custom_fwd(device_type="cpu")
     def forward(ctx, model, block, _, *inputs):
         ctx.model, ctx.block, ctx.random = model, block, torch.get_rng_state()
+        ctx.autocast = torch.autocast("cpu", torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu"), cache_enabled=False)
         ctx.save_for_backward(*inputs)
         out = model.forward(block, lambda p: model._compute(block, p, inputs))
         if not all(isinstance(t, torch.Tensor) for t in _tuple(out)):
@@ -56,12 +56,11 @@ class _Block(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.amp.custom_bwd(device_type="cpu")
     def backward(ctx, *douts):
         def fn(p, grad):
             weights = {name: p[name].requires_grad_(name in grad) for name in p}
             inputs = [x.detach().requires_grad_(needs) for x, needs in zip(ctx.saved_tensors, ctx.needs_input_grad[3:])]
-            with torch.enable_grad(), torch.random.fork_rng(devices=[], enabled=ctx.is_random):
+            with torch.enable_grad(), ctx.autocast, torch.random.fork_rng(devices=[], enabled=ctx.is_random):
                 if ctx.is_random:
                     torch.set_rng_state(ctx.random)
                 outs = _tuple(ctx.model._compute(ctx.block, weights, inputs))

@@ -545,6 +545,25 @@ class OfTorch(unittest.TestCase):
         self.check(tessera.run(lambda world: self.train(world, modules))[0], want, rtol=1e-5, atol=1e-6)
         self.assertIn("expected no random numbers while in computes", message(lambda: tessera.run(lambda world: self.train(world, modules), threads=2)))
 
+    def test_backward_computes_under_the_autocast_of_forward(self):
+        modules = {block: module for block, module in self.modules().items() if block != "twice"}  # whose product autocast leaves alone
+
+        def loss(block):
+            with torch.autocast("cpu", torch.bfloat16):
+                return block("out", torch.tanh(block("in", self.inputs(0, 0)))).float().square().mean()
+
+        def fn(world):
+            from tessera.pytorch import Modules
+            model = Modules(world, modules)
+            before = model.full_parameters()
+            model.begin_step()
+            loss(model).backward()
+            model.step(1)
+            return {name: before[name] - value for name, value in model.full_parameters().items()}
+        loss(lambda block, *inputs: modules[block](*inputs)).backward()
+        want = {"%s.%s" % (block, name): p.grad.numpy() for block, module in modules.items() for name, p in module.named_parameters()}
+        self.check(tessera.run(fn)[0], want, atol=1e-6)
+
     def test_bf16(self):
         modules = {"a": torch.nn.Linear(4, 4, bias=False).to(torch.bfloat16)}  # whose values bf16 has
         modules["a"].weight.data[0, 0] = 2.0**40
