@@ -141,11 +141,7 @@ void define_model(py::module_& m) {
         std::optional<shard::LoadedCheckpoint> loaded;
         {
           const py::gil_scoped_release no_python;
-          if (path.empty()) {
-            loaded = s.checkpoints().load_newest();
-          } else {
-            loaded = s.checkpoints().load(path);
-          }
+          loaded = path.empty() ? s.checkpoints().load_newest() : s.checkpoints().load(path);
         }
         if (!loaded) return py::none();
         return py::dict(py::arg("path") = loaded->path, py::arg("step") = loaded->step,

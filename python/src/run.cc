@@ -1,11 +1,10 @@
 #include "run.h"
 
 #include <chrono>
-#include <condition_variable>
 #include <exception>
+#include <future>
 #include <map>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "comm/threads.h"
@@ -66,23 +65,12 @@ class Running {
     }
   }
 
-  void end() {
-    const std::lock_guard lock(mutex_);
-    has_ended_ = true;
-    changed_.notify_all();
-  }
-  bool wait_for(std::chrono::milliseconds time) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, time, [this] { return has_ended_; });
-  }
-
  private:
   static constexpr const char* kInterrupted = "[python] interrupted";
 
   std::mutex mutex_;
-  std::condition_variable changed_;
   std::map<comm::ProcessGroup*, unsigned long> threads_;
-  bool interrupted_ = false, has_ended_ = false;
+  bool interrupted_ = false;
 };
 
 // One rank: without the interpreter's lock, but for the function.
@@ -126,37 +114,30 @@ py::list run(const py::function& fn, int num_threads, double deadline_s) {
   const auto launch = tools::find_launch(tools::environment(), tools::LauncherChoice::kAuto);
   const auto ranks = tools::Ranks::choose(config, launch);
   std::vector<py::object> results(std::size_t(ranks.local.count));
-  std::exception_ptr error;
   Running running;
+  std::exception_ptr signal;
   {
     const py::gil_scoped_release released;
-    std::thread thread([&] {
-      try {
-        const auto rank = [&](comm::ProcessGroup& group) {
-          run_rank(group, ranks.local.count, running, fn, results[ranks.local.index(group.rank())]);
-        };
-        if (ranks.are_processes()) {
-          tools::run_processes(config, launch, ranks.local.count, /*gpus=*/{}, {}, nullptr, rank);
-        } else {
-          comm::run_ranks(ranks.size, {.deadline = config.deadline()}, rank);
-        }
-      } catch (...) {
-        error = std::current_exception();
+    std::future<void> ended = std::async(std::launch::async, [&] {
+      const auto rank = [&](comm::ProcessGroup& group) {
+        run_rank(group, ranks.local.count, running, fn, results[ranks.local.index(group.rank())]);
+      };
+      if (ranks.are_processes()) {
+        tools::run_processes(config, launch, ranks.local.count, /*gpus=*/{}, {}, nullptr, rank);
+      } else {
+        comm::run_ranks(ranks.size, {.deadline = config.deadline()}, rank);
       }
-      running.end();
     });
-    std::exception_ptr signal;
-    while (!running.wait_for(std::chrono::milliseconds(50))) {
+    while (ended.wait_for(std::chrono::milliseconds(50)) != std::future_status::ready) {
       if (signal) continue;
       const py::gil_scoped_acquire python;
       if (PyErr_CheckSignals() == 0) continue;
       signal = std::make_exception_ptr(py::error_already_set());
       running.interrupt();
     }
-    thread.join();
-    if (signal) error = signal;
+    if (!signal) ended.get();
   }
-  if (error) std::rethrow_exception(error);
+  if (signal) std::rethrow_exception(signal);
   py::list list;
   for (py::object& result : results) list.append(std::move(result));
   return list;
