@@ -168,7 +168,8 @@ void Control::run_together(const std::function<void()>& work) {
       fail(text(error));
       failure = failure_within({});
     }
-    if (failure && *failure != text(error)) throw engine::CommError(*failure);
+    // Where all find the same, each says what it found itself.
+    if (failure && !failure->ends_with(error.what())) throw engine::CommError(*failure);
     throw;
   } catch (const std::exception& error) {
     fail(text(error));
