@@ -3,8 +3,8 @@
 
 #include <cmath>
 #include <cstdint>
-#include <deque>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -77,9 +77,10 @@ class OpsPage : public ::testing::Test {
   }
   Parameter& parameter(const Shape& shape) {
     const std::string name = "p" + std::to_string(parameters_.size());
-    Parameter& p = parameters_.emplace_back(name, shape, engine::Init::normal(0.5f));
-    engine::materialize({&p}, memory, 1);
-    return p;
+    parameters_.emplace_back(
+        new Parameter{.name = name, .shape = shape, .init = engine::Init::normal(0.5f)});
+    engine::materialize({parameters_.back().get()}, memory, 1);
+    return *parameters_.back();
   }
   // Every gradient is there, and not zero everywhere.
   void expect_gradients(const Tensor& y) {
@@ -90,8 +91,8 @@ class OpsPage : public ::testing::Test {
       ASSERT_TRUE(dx.defined());
       EXPECT_GT(size_of(engine::to_vector<float>(dx)), 0) << x.shape().str();
     }
-    for (const Parameter& p : parameters_)
-      EXPECT_GT(size_of(engine::to_vector<float>(p.grad)), 0) << p.name;
+    for (const auto& p : parameters_)
+      EXPECT_GT(size_of(engine::to_vector<float>(p->grad)), 0) << p->name;
   }
   static double size_of(const std::vector<float>& values) {
     return std::accumulate(values.begin(), values.end(), 0.0,
@@ -103,7 +104,7 @@ class OpsPage : public ::testing::Test {
 
  private:
   std::vector<Tensor> wanted_;
-  std::deque<Parameter> parameters_;
+  std::vector<std::unique_ptr<Parameter>> parameters_;
   std::uint64_t num_made_ = 0;
 };
 
