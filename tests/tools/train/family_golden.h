@@ -47,14 +47,15 @@ inline std::vector<GoldenModel> models() {
   return models;
 }
 
-/// Of the golden steps the first config.train.steps, or all if that is 0, on config.device.
+/// Of the golden steps the first config.train.steps, or all if that is 0, on config.device. Their
+/// sequences are shared by the ranks and by config.train.accum micro-batches of each.
 inline testing::GptRun train(const GoldenModel& golden_model, std::int64_t ranks,
                              TrainConfig config) {
   const nlohmann::json training = golden(golden_model.folder).at("training");
   const ModelConfig model = read_model_config(golden_model.path());
   config.parallel.ranks = ranks;
   if (config.train.steps == 0) config.train.steps = training.at("steps");
-  config.train.batch = training.at("batch").get<std::int64_t>() / ranks;
+  config.train.batch = training.at("batch").get<std::int64_t>() / (ranks * config.train.accum);
   config.train.optimizer = OptimizerKind::kSgd;
   config.train.lr = training.at("lr");
   config.train.momentum = training.at("momentum");

@@ -1,5 +1,5 @@
 // Small models of Llama's kind and of GPT-NeoX train as they do in Hugging Face transformers, on
-// any ranks, and what is saved is what was loaded: see tests/golden/make_family_golden.py.
+// any ranks, and what is saved is what was loaded: see tests/golden/make_llama_golden.py.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,6 +11,7 @@
 
 #include "comm/threads.h"
 #include "engine/io/safetensors.h"
+#include "shard/placement.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/train/family_golden.h"
 #include "tools/models/family.h"
@@ -98,6 +99,24 @@ TEST_P(FamilyGolden, HasEqualBitsHoweverItIsTrained) {
   TrainConfig recompute = on_cpu();
   recompute.train.recompute = true;
   EXPECT_EQ(train(GetParam(), 2, recompute).params_sha256, sha256);
+}
+
+// Micro-batches of a sequence each, under every strategy. On six ranks hybrids have two replicas.
+TEST_P(FamilyGolden, HasEqualBitsHoweverRanksShareMicroBatches) {
+  const auto bits = [](std::int64_t ranks, const std::string& strategy) {
+    TrainConfig config = on_cpu();
+    config.train.steps = 4;
+    config.train.accum = 6 / ranks;
+    config.parallel.strategy = strategy;
+    return train(GetParam(), ranks, config).params_sha256;
+  };
+  const std::string sha256 = bits(1, "zero3");
+  std::int64_t few = 2;
+  for (const std::string& strategy : shard::Placement::preset_names()) {
+    const std::int64_t ranks = shard::Placement::preset(strategy).is_hybrid() ? 6 : few;
+    EXPECT_EQ(bits(ranks, strategy), sha256) << strategy << " on " << ranks << " ranks";
+    few = 5 - few;
+  }
 }
 
 TEST_P(FamilyGolden, IsSavedAsItWasLoaded) {
