@@ -4,16 +4,21 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/error.h"
+#include "engine/io/safetensors.h"
 #include "shard/checkpoint/reader.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
+#include "tests/tools/testing/small_models.h"
 #include "tests/tools/testing/tiny_training.h"
 #include "tools/convert/newest_checkpoint.h"
+#include "tools/models/family.h"
 
 namespace tessera {
 namespace {
@@ -21,6 +26,27 @@ namespace {
 namespace fs = std::filesystem;
 using testing::has;
 using testing::Outcome;
+
+std::string digest(const Outcome& outcome) {
+  const auto at = outcome.out.find("sha256 ");
+  EXPECT_NE(at, std::string::npos) << outcome.err;
+  return at == std::string::npos ? "" : outcome.out.substr(at, 71);
+}
+
+/// Shape and values by name.
+using Tensors = std::map<std::string, std::pair<std::vector<std::int64_t>, std::vector<float>>>;
+
+Tensors tensors_of(const std::string& folder) {
+  Tensors tensors;
+  const engine::SafetensorsFile file(folder + "/model.safetensors");
+  for (const engine::TensorInfo& tensor : file.tensors()) {
+    auto& [shape, values] = tensors[tensor.name];
+    shape = tensor.shape;
+    values.resize(static_cast<std::size_t>(engine::numel(shape)));
+    file.read(tensor, 0, values);
+  }
+  return tensors;
+}
 
 class Convert : public testing::TinyTraining {
  protected:
@@ -50,8 +76,44 @@ TEST_F(Convert, ACheckpointBecomesTheModelThatTrainingSaves) {
       run({{"resume", folder_ / "checkpoints"}, {"checkpoint.strict", "false"}});
   EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
   const Outcome started = run({{"init.from", folder_ / "model"}});
-  const auto sha = [](const std::string& out) { return out.substr(out.find("sha256 "), 71); };
-  EXPECT_EQ(sha(resumed.out), sha(started.out));
+  EXPECT_EQ(digest(resumed), digest(started));
+}
+
+TEST_F(Convert, AModelOfEachFamilyBecomesACheckpointAndAModelAgain) {
+  for (const testing::SmallModel& model : testing::small_model_of_each_family()) {
+    SCOPED_TRACE(model.family);
+    const std::string all = model.family + "/";
+    fs::create_directory(folder_ / model.family);
+    flags_ = starting_from(model, flags_);
+    flags_["out"] = folder_ / (all + "run");
+    const Outcome trained = run({{"save.final", folder_ / (all + "model")},
+                                 {"checkpoint.every", "2"},
+                                 {"parallel.ranks", "3"}});
+    ASSERT_EQ(trained.exit_code, 0) << trained.err;
+    const Outcome there = convert(all + "run/checkpoints", all + "converted");
+    ASSERT_EQ(there.exit_code, 0) << there.err;
+    const Tensors converted = tensors_of(folder_ / (all + "converted"));
+    EXPECT_TRUE(converted == tensors_of(folder_ / (all + "model")));
+    // What has learned has the names and shapes of what it was made of, and other values.
+    const Tensors before = tensors_of(model.path);
+    EXPECT_EQ(converted.size(), before.size());
+    for (const auto& [name, tensor] : before) {
+      ASSERT_TRUE(converted.contains(name)) << name;
+      EXPECT_EQ(converted.at(name).first, tensor.first) << name;
+      EXPECT_NE(converted.at(name).second, tensor.second) << name;
+    }
+    EXPECT_EQ(to_text(tools::read_model_config(folder_ / (all + "converted"))),
+              to_text(tools::read_model_config(model.path)));
+    ASSERT_EQ(convert(all + "converted", all + "checkpoints").exit_code, 0);
+    ASSERT_EQ(convert(all + "checkpoints/step_0", all + "again").exit_code, 0);
+    EXPECT_TRUE(folder_.read(all + "again/model.safetensors") ==
+                folder_.read(all + "converted/model.safetensors"));
+    // Training goes on from it as from the model.
+    const Outcome resumed =
+        run({{"resume", folder_ / (all + "checkpoints")}, {"checkpoint.strict", "false"}});
+    const Outcome started = run({{"init.from", folder_ / (all + "model")}});
+    EXPECT_EQ(digest(resumed), digest(started));
+  }
 }
 
 // As a run does that saves the next one while this one is read: between the manifest and the

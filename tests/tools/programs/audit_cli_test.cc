@@ -14,6 +14,7 @@
 
 #include "engine/io/text.h"
 #include "tests/testing/errors.h"
+#include "tests/tools/testing/small_models.h"
 #include "tests/tools/testing/tiny_training.h"
 #include "tools/report/step_text.h"
 
@@ -88,6 +89,24 @@ TEST_F(AuditCli, AuditsEachKindOfRun) {
     const std::string sent = engine::with_commas(planned.at(field).get<std::int64_t>());
     EXPECT_TRUE(has(outcome.out, {fmt::format("  {:<24}{:>18}{:>18}", "bytes sent", sent, sent)}))
         << outcome.out;
+  }
+}
+
+TEST_F(AuditCli, AuditsAModelOfEachFamily) {
+  for (const testing::SmallModel& model : testing::small_model_of_each_family()) {
+    for (const Flags& more :
+         {Flags{},
+          Flags{{"parallel.strategy", "zero2"},
+                {"precision.param", "bf16"},
+                {"train.recompute", "true"}},
+          Flags{{"parallel.strategy", "ddp"}, {"model.dropout", "0.1"}, {"train.accum", "2"}}}) {
+      SCOPED_TRACE(model.family + (more.empty() ? "" : more.at("parallel.strategy")));
+      Flags flags = starting_from(model, with(more));
+      flags["audit"] = "true";
+      const Outcome outcome = testing::run_program(testing::kTransformer, flags);
+      EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+      EXPECT_TRUE(has(outcome.out, {"3 steps are as planned on each of 2 ranks"})) << outcome.out;
+    }
   }
 }
 

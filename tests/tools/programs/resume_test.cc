@@ -17,6 +17,7 @@
 #include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
+#include "tests/tools/testing/small_models.h"
 #include "tests/tools/testing/tiny_training.h"
 
 namespace tessera {
@@ -105,6 +106,30 @@ TEST_F(Resume, AKilledRunGoesOnUnderOtherRanksAndStrategiesWithTheSameLog) {
       << last.out;
   EXPECT_EQ(results_of("run"), whole);
   EXPECT_EQ(checkpoints(), (std::vector<std::string>{"step_10", "step_12"}));
+}
+
+TEST_F(Resume, AModelOfEachFamilyGoesOnUnderOtherRanksAndAStrategy) {
+  for (const testing::SmallModel& model : testing::small_model_of_each_family()) {
+    SCOPED_TRACE(model.family);
+    flags_["train.steps"] = "6";
+    flags_ = starting_from(model, flags_);
+    const std::string saved = folder_ / (model.family + "/checkpoints");
+    ASSERT_EQ(
+        run({{"out", folder_ / model.family}, {"checkpoint.dir", saved}, {"checkpoint.every", "3"}})
+            .exit_code,
+        0);
+    const Outcome outcome = run({{"out", folder_ / (model.family + "_on")},
+                                 {"resume", saved + "/step_3"},
+                                 {"parallel.ranks", "1"},
+                                 {"train.accum", "2"},
+                                 {"parallel.strategy", "ddp"}});
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_TRUE(has(outcome.out, {"resumed after step 3 of 2 ranks"})) << outcome.out;
+    std::vector<json> rest = log_of(model.family);
+    ASSERT_EQ(rest.size(), 7u);
+    rest.erase(rest.begin(), rest.begin() + 3);
+    EXPECT_EQ(results_of(model.family + "_on"), results(rest));
+  }
 }
 
 TEST_F(Resume, ARunThatWasStoppedGoesOnFromItsLastStep) {
