@@ -1,5 +1,5 @@
-// Training on a mix of files with the program: its bits on any ranks and after a resume, what it
-// says, plans and refuses.
+// Training on a mix of files with the program: its bits on any ranks, under every strategy and
+// after a resume, what it says, plans and refuses.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "shard/placement.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/program.h"
 #include "tests/tools/testing/marked.h"
@@ -130,6 +131,24 @@ TEST_F(Mix, HasTheBitsOfOneRankAndOfARunThatWasNotInterrupted) {
   EXPECT_EQ(other.exit_code, 0) << other.err;
   EXPECT_TRUE(has(other.out, {"warning: other data: ", "from 66.7% ", "(was ", "from 75.0% "}));
   EXPECT_NE(final_record().at("params_sha256"), whole.at("params_sha256"));
+}
+
+TEST_F(Mix, HasEqualBitsUnderEveryStrategyWhateverIsGatheredAhead) {
+  json first;
+  for (const std::string& strategy : shard::Placement::preset_names()) {
+    for (const char* prefetch : {"0", "2"}) {
+      const bool gathers = shard::Placement::preset(strategy).parameters != shard::Place::kWhole;
+      if (prefetch[0] != '0' && !gathers) continue;
+      const Outcome outcome =
+          run({{"parallel.strategy", strategy}, {"parallel.prefetch", prefetch}});
+      ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+      const json final = final_record();
+      if (first.is_null()) first = final;
+      for (const char* field : {"params_sha256", "val_loss"}) {
+        EXPECT_EQ(final.at(field), first.at(field)) << strategy << " " << prefetch;
+      }
+    }
+  }
 }
 
 TEST_F(Mix, IsPlannedAsItIsTrained) {
