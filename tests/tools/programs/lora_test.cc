@@ -46,21 +46,28 @@ class LoraRun : public testing::TinyTraining {
     flags_["lora.targets"] = "all-linear";
   }
 
-  /// Models of three kinds, by name.
-  std::vector<std::pair<std::string, Flags>> models() const {
-    return {{"gpt2", {}},
+  struct Kind {
+    std::string name;
+    Flags flags;
+    std::string target;  ///< one of those that have adapters
+  };
+  /// Models of three kinds.
+  std::vector<Kind> models() const {
+    return {{"gpt2", {}, "c_attn"},
             {"llama",
              {{"model.preset", "smollm2-135m"},
               {"model.dim", "24"},
               {"model.heads", "6"},
               {"model.kv_heads", "2"},
               {"model.mlp_dim", "10"},
-              {"model.vocab", "256"}}},
+              {"model.vocab", "256"}},
+             "q_proj"},
             {"gpt_neox",
              {{"model.preset", "pythia-160m"},
               {"model.dim", "16"},
               {"model.mlp_dim", "10"},
-              {"model.vocab", "256"}}}};
+              {"model.vocab", "256"}},
+             "query_key_value"}};
   }
   /// A model in "base", without adapters, and flags of a run that begins from it.
   Flags based() const {
@@ -82,7 +89,7 @@ class LoraRun : public testing::TinyTraining {
 };
 
 TEST_F(LoraRun, HasEqualBitsHoweverItIsTrained) {
-  for (const auto& [name, model] : models()) {
+  for (const auto& [name, model, target] : models()) {
     SCOPED_TRACE(name);
     const Flags flags = merged(model, {{"lora.dropout", "0.25"}, {"parallel.ranks", "4"}});
     const std::string expected = digest(run(flags));
@@ -105,39 +112,42 @@ TEST_F(LoraRun, HasEqualBitsHoweverItIsTrained) {
 }
 
 TEST_F(LoraRun, GoesOnWithEqualBitsAfterAnInterruption) {
-  const Flags flags = {{"train.steps", "6"}, {"lora.dropout", "0.25"}};
-  const Flags saves = merged(flags, {{"checkpoint.every", "2"}, {"resume", "auto"}});
-  ASSERT_EQ(run(merged(saves, {{"train.steps", "4"}, {"train.schedule", "constant"}})).exit_code,
-            0);
-  const Outcome longer = run(merged(saves, {{"train.schedule", "constant"}}));
-  EXPECT_EQ(
-      digest(longer),
-      digest(run(merged(flags, {{"out", folder_ / "once"}, {"train.schedule", "constant"}}))));
-  EXPECT_TRUE(has(longer.out, {"step 4"})) << longer.out;
-  // On one rank, under another strategy, from step 4.
-  const std::string at_4 = folder_ / "run/checkpoints/step_4";
-  const Outcome other = run(merged(flags, {{"resume", at_4},
-                                           {"train.schedule", "constant"},
-                                           {"parallel.strategy", "ddp"},
-                                           {"parallel.ranks", "1"},
-                                           {"train.accum", "2"},
-                                           {"out", folder_ / "other"}}));
-  EXPECT_EQ(digest(other), digest(longer));
-  // Other adapters are another model.
-  for (const auto& [option, value] :
-       Flags{{"lora.rank", "3"}, {"lora.alpha", "5"}, {"lora.targets", "c_attn"}}) {
-    const std::string words = option == "lora.alpha"
-                                  ? "\n  changed since it was saved: lora.alpha=5.0 (was "
-                                  : "lora_A.weight";
-    const Outcome refused =
-        run(merged(flags, {{"resume", at_4}, {option, value}, {"out", folder_ / "refused"}}));
-    EXPECT_EQ(refused.exit_code, 1) << option;
-    EXPECT_TRUE(has(refused.err, {"[checkpoint] expected", words})) << option << refused.err;
+  for (const auto& [name, model, target] : models()) {
+    SCOPED_TRACE(name);
+    const std::string out = folder_ / name;
+    const Flags flags = merged(model, {{"train.steps", "6"},
+                                       {"train.schedule", "constant"},
+                                       {"lora.dropout", "0.25"},
+                                       {"out", out}});
+    const Flags saves = merged(flags, {{"checkpoint.every", "2"}, {"resume", "auto"}});
+    ASSERT_EQ(run(merged(saves, {{"train.steps", "4"}})).exit_code, 0);
+    const Outcome longer = run(saves);
+    EXPECT_EQ(digest(longer), digest(run(merged(flags, {{"out", out + "_once"}}))));
+    EXPECT_TRUE(has(longer.out, {"step 4"})) << longer.out;
+    // On one rank, under another strategy, from step 4.
+    const std::string at_4 = out + "/checkpoints/step_4";
+    const Outcome other = run(merged(flags, {{"resume", at_4},
+                                             {"parallel.strategy", "ddp"},
+                                             {"parallel.ranks", "1"},
+                                             {"train.accum", "2"},
+                                             {"out", out + "_other"}}));
+    EXPECT_EQ(digest(other), digest(longer));
+    // Other adapters are another model.
+    for (const auto& [option, value] :
+         Flags{{"lora.rank", "3"}, {"lora.alpha", "5"}, {"lora.targets", target}}) {
+      const std::string words = option == "lora.alpha"
+                                    ? "\n  changed since it was saved: lora.alpha=5.0 (was "
+                                    : "lora_A.weight";
+      const Outcome refused =
+          run(merged(flags, {{"resume", at_4}, {option, value}, {"out", out + "_refused"}}));
+      EXPECT_EQ(refused.exit_code, 1) << option;
+      EXPECT_TRUE(has(refused.err, {"[checkpoint] expected", words})) << option << refused.err;
+    }
   }
 }
 
 TEST_F(LoraRun, IsAsPlannedToTheByte) {
-  for (const auto& [name, model] : models()) {
+  for (const auto& [name, model, target] : models()) {
     for (const char* strategy : {"zero3", "zero2", "ddp"}) {
       SCOPED_TRACE(name + " " + strategy);
       const Outcome outcome = run(merged(model, {{"parallel.strategy", strategy},
