@@ -87,6 +87,39 @@ TEST_F(PlanCli, IsTheSameFromTheProgramThatNeedsNoDataWithEachChoiceOfTheCpu) {
   EXPECT_EQ(testing::run_program(kPlan, flags).exit_code, 1);
 }
 
+// By hand, of 8,030,261,248 parameters. Each unit is padded by less than a thousandth.
+TEST_F(PlanCli, PlansALargeModelOnHundredsOfRanks) {
+  constexpr std::int64_t kLayers = 32, kDim = 4096, kOfHead = 128, kMlp = 14'336, kVocab = 128'256;
+  constexpr std::int64_t kBlock =
+      2 * kDim * kDim + 2 * 8 * kOfHead * kDim + 3 * kDim * kMlp + 2 * kDim;
+  constexpr std::int64_t kRoot = 2 * kVocab * kDim + kDim;
+  const auto expect_padded = [](std::int64_t got, std::int64_t exact, const char* what) {
+    EXPECT_GE(got, exact) << what;
+    EXPECT_LE(got, exact + exact / 1000) << what;
+  };
+  for (const std::int64_t ranks : {8, 64, 512}) {
+    SCOPED_TRACE(ranks);
+    const Outcome outcome =
+        testing::run_program(kPlan, Flags{{"device", "cpu"},
+                                          {"json", "true"},
+                                          {"model.preset", "llama3-8b"},
+                                          {"train.batch", "1"},
+                                          {"parallel.ranks", std::to_string(ranks)}});
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+    const json plan = testing::parse_json(outcome.out), &peak = plan.at("peak_bytes");
+    const std::int64_t shard = peak.at("parameter_shard");
+    expect_padded(ranks * shard, 4 * (kLayers * kBlock + kRoot), "shards of all ranks");
+    EXPECT_EQ(peak.at("optimizer"), 2 * shard);
+    expect_padded(peak.at("gathered_parameter"), 4 * (2 * kBlock + kRoot), "2 slots and the root");
+    expect_padded(peak.at("gradient"), 4 * (2 * kBlock + kRoot) + shard, "2 slots, root, sums");
+    // Blocks are gathered in both directions, but for the last, which is kept, and the root once;
+    // all are reduced. Besides, a norm and what a step tells.
+    EXPECT_EQ(plan.at("num_collectives"), 3 * kLayers - 1 + 2 + 2);
+    expect_padded(plan.at("sent_bytes").get<std::int64_t>() / (ranks - 1) * ranks,
+                  4 * ((3 * kLayers - 1) * kBlock + 2 * kRoot), "sent");
+  }
+}
+
 TEST_F(PlanCli, DrawsWhatIsPlanned) {
   Flags flags = flags_;
   flags.erase("data.path");
