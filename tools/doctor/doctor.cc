@@ -15,6 +15,7 @@
 #include "engine/parameter.h"
 #include "tools/cli/flags.h"
 #include "tools/cli/main.h"
+#include "tools/config/model_flags.h"
 #include "tools/config/train_config.h"
 #include "tools/doctor/check.h"
 #include "tools/doctor/file_checks.h"
@@ -49,6 +50,7 @@ struct Config {
   std::string out = "runs";
   std::string data_path;
   std::string preset = measured_presets().front();
+  std::string init_from;
   std::string flight;
   TrainConfig launch;  // whose options of launches alone are looked at
 
@@ -70,6 +72,9 @@ struct Config {
     flags.add("model.preset", &preset,
               {.help = "model of train_transformer whose needs limits are compared with",
                .choices = preset_names()});
+    flags.add("init.from", &init_from,
+              {.help = "folder of a Hugging Face " + titles() +
+                       " model whose needs limits are compared with instead"});
     flags.add("flight", &flight,
               {.help = "--flight FILE...: instead of the machine, look at what a run that failed "
                        "left, and name the rank that was late, or the call at which ranks differ"});
@@ -77,7 +82,10 @@ struct Config {
   }
   Needs needs() const {
     if (purpose == Purpose::kTransformer) {
-      return {preset, preset_config(preset).num_parameters(),
+      ModelFlags model;
+      if (init_from.empty()) model.preset = preset;
+      return {init_from.empty() ? preset : init_from,
+              model.config(init_from, families()).num_parameters(),
               static_cast<int>(TrainConfig().parallel.cpu_ranks)};
     }
     Needs needs{.model = "the MLP", .num_ranks = 2};
@@ -155,7 +163,7 @@ int run(int argc, char** argv) {
   for (const std::string& argument : joined) arguments.push_back(argument.c_str());
   if (!flags.parse(arguments, std::cout)) return 0;
   if (!config.flight.empty()) {
-    for (const char* name : {"for", "self_test", "out", "data.path", "model.preset",
+    for (const char* name : {"for", "self_test", "out", "data.path", "model.preset", "init.from",
                              "parallel.launcher", "parallel.transport", "parallel.address",
                              "parallel.interface", "parallel.insecure", "parallel.deadline_s"}) {
       engine::require(!flags.is_given(name),
@@ -170,6 +178,12 @@ int run(int argc, char** argv) {
   engine::require(config.purpose == Purpose::kTransformer || !flags.is_given("model.preset"),
                   "[config] expected model.preset with for=transformer only, got {} with for=mlp",
                   config.preset);
+  engine::require(config.purpose == Purpose::kTransformer || config.init_from.empty(),
+                  "[config] expected init.from with for=transformer only, got {} with for=mlp",
+                  config.init_from);
+  engine::require(config.init_from.empty() || !flags.is_given("model.preset"),
+                  "[config] expected model.preset or init.from, got both: {} and {}", config.preset,
+                  config.init_from);
   const Launch launch = launch_of(config);
   for (const char* name :
        {"parallel.transport", "parallel.address", "parallel.insecure", "parallel.deadline_s"}) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -9,10 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "engine/io/safetensors.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/json.h"
 #include "tests/testing/program.h"
 #include "tests/testing/temp_folder.h"
+#include "tests/tools/testing/small_models.h"
 
 namespace tessera {
 namespace {
@@ -70,6 +73,37 @@ TEST(Doctor, LooksAtWhatTheMlpNeedsAlone) {
   const Outcome preset = run_program(kDoctor, Flags{{"for", "mlp"}, {"model.preset", "gpt2-xl"}});
   EXPECT_EQ(preset.exit_code, 1);
   EXPECT_TRUE(has(preset.err, {"model.preset with for=transformer only"}));
+}
+
+TEST(Doctor, LooksAtWhatAModelInAFolderNeeds) {
+  const TempFolder folder;
+  const auto doctor = [&](Flags flags) {
+    flags.insert({{"json", "true"}, {"self_test", "false"}, {"out", folder / "runs"}});
+    return run_program(kDoctor, flags);
+  };
+  for (const testing::SmallModel& model : testing::small_model_of_each_family()) {
+    SCOPED_TRACE(model.family);
+    std::int64_t numel = 0;
+    const engine::SafetensorsFile file(model.path + "/model.safetensors");
+    for (const engine::TensorInfo& tensor : file.tensors()) numel += engine::numel(tensor.shape);
+    const Outcome outcome = doctor({{"init.from", model.path}});
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
+    std::map<std::string, json> checks;
+    const json report = testing::parse_json(outcome.out);
+    for (const json& check : report.at("checks")) checks[check.at("name")] = check;
+    const json& memory = checks.at("locked memory");
+    EXPECT_EQ(memory.at("offload_bytes"), 16 * numel);
+    EXPECT_TRUE(has(memory.at("found").get<std::string>(), {"all of " + model.path + " takes"}));
+  }
+  const auto refused = [&](Flags flags, const std::string& words) {
+    flags["init.from"] = folder / "none";
+    const Outcome outcome = doctor(flags);
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_TRUE(has(outcome.err, {words, folder / "none"})) << outcome.err;
+  };
+  refused({}, "config.json");
+  refused({{"for", "mlp"}}, "init.from with for=transformer only");
+  refused({{"model.preset", "gpt2"}}, "model.preset or init.from, got both");
 }
 
 // Outside of `bazel run` there is no data, and what helps a trainer helps the doctor.
@@ -184,7 +218,8 @@ TEST(Doctor, SaysWhoWasLateInARunThatFailed) {
 TEST(Doctor, LooksAtARecordingAlone) {
   const TempFolder folder;
   const std::string path = folder.write("flight.json", flight_text(4));
-  for (const std::string name : {"for", "self_test", "out", "data.path", "model.preset"}) {
+  for (const std::string name :
+       {"for", "self_test", "out", "data.path", "model.preset", "init.from"}) {
     const std::string value = name == "self_test" ? "false"
                               : name == "for"     ? "mlp"
                               : name == "out"     ? "runs"

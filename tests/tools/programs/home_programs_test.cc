@@ -81,6 +81,9 @@ TEST_F(HomePrograms, OfTheDoctor) {
                   Flags{{"out", "~/run"}, {"data.path", "~/text.txt"}, {"self_test", "false"}},
                   {{"HOME", folder_.path()}});
   EXPECT_TRUE(has(outcome.out, {folder_ / "run", folder_ / "text.txt: text, "})) << outcome.err;
+  const Outcome from = run_program("tools/doctor/doctor", Flags{{"init.from", "~/model"}},
+                                   {{"HOME", folder_.path()}});
+  EXPECT_TRUE(has(from.err, {folder_ / "model/config.json"})) << from.err;
   const Outcome flight = run_program("tools/doctor/doctor", Flags{{"flight", "~/flight.json"}},
                                      {{"HOME", folder_.path()}});
   EXPECT_TRUE(has(flight.err, {"[file] ", folder_ / "flight.json"}));
