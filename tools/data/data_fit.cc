@@ -64,11 +64,10 @@ void check_bytes(const TokenFile& file, std::string_view head, const DataFit& fi
                    "[data] expected text, got a binary file: if it holds token ids, give "
                    "--data.format=uint16 or uint32, {} ({}, {})",
                    kAsItIs, fit.option, file.path());
-  require<IoError>(fit.init_from.empty() || fit.vocab <= kMostOfBytes,
-                   "[data] expected token ids of the model's own tokenizer, got text, whose bytes "
-                   "are none of its {} tokens: tokenize it into a .bin file by `bazel run "
-                   "//tools:tokenize -- --tokenizer=MODEL --out=FILE.bin TEXT`, or, if the model "
-                   "was trained on bytes, give --data.format=bytes ({}, {}; init.from={})",
+  require<IoError>(fit.tokenizes || fit.init_from.empty() || fit.vocab <= kMostOfBytes,
+                   "[data] expected the model's tokenizer in its folder, got text, whose bytes are "
+                   "none of its {} tokens, and no tokenizer: give --data.tokenizer, or, if the "
+                   "model was trained on bytes, --data.format=bytes ({}, {}; init.from={})",
                    fit.vocab, fit.option, file.path(), fit.init_from);
 }
 
@@ -91,6 +90,10 @@ void check_ids(const TokenFile& file, std::string_view head, const DataFit& fit)
 
 }  // namespace
 
+bool are_tokens_bytes(const TokenFile& file, const DataFit& fit) {
+  return file.is_bytes() && !(fit.tokenizes && fit.format == TokenFormat::kAuto);
+}
+
 void check_data_fit(const TokenFile& file, const DataFit& fit) {
   if (fit.format == TokenFormat::kBytes) return;
   const std::string head = file.head(kHeadNbytes);
@@ -109,9 +112,9 @@ void check_mix_fit(std::span<const TokenFile> files, const DataFit& fit, bool pa
   for (const TokenFile& file : files) {
     check_data_fit(file, fit);
     const TokenFile& first = files.front();
-    require<IoError>(first.is_bytes() == file.is_bytes(),
+    require<IoError>(are_tokens_bytes(first, fit) == are_tokens_bytes(file, fit),
                      "[data] expected sources of one kind of tokens, got {} in {} and {} in {}: "
-                     "tokenize the text with //tools:tokenize (data.mix)",
+                     "give --data.tokenizer, which makes those of the text (data.mix)",
                      first.format(), first.path(), file.format(), file.path());
   }
   require(!packing || files.empty() || std::ranges::any_of(files, &TokenFile::keeps_documents),
@@ -127,7 +130,7 @@ std::vector<std::string> data_warnings(const TokenFile& file, const DataFit& fit
       fit.vocab > kNumBytes) {
     return {
         fmt::format("the model of init.from has {} tokens, and the text is read as bytes, 256: "
-                    "if it was not trained on bytes, tokenize the text into a .bin file; if it "
+                    "if it was not trained on bytes, give its tokenizer as --data.tokenizer; if it "
                     "was, --data.format=bytes says so",
                     fit.vocab)};
   }
@@ -138,7 +141,7 @@ std::vector<std::string> data_warnings(const TokenFile& file, const DataFit& fit
   if (file.is_bytes()) {
     return {
         fmt::format("the model has {} tokens, and bytes of text are 255 at most: give "
-                    "--model.vocab=256, or a .bin file of token ids",
+                    "--model.vocab=256, or a tokenizer as --data.tokenizer",
                     tokens)};
   }
   return {fmt::format(
@@ -220,6 +223,9 @@ std::vector<std::string> mix_warnings(const TokenMix& data, const DataFit& fit,
                         ? line
                         : fmt::format("{}: {}", engine::escaped(source.file().path()), line));
     }
+    const std::string& remark = source.file().remark();
+    if (!remark.empty())
+      all.push_back(fmt::format("{} {}", engine::escaped(source.file().path()), remark));
   }
   if (data.keeps_documents() && is_mean_of_means) {
     all.emplace_back(

@@ -17,7 +17,11 @@ struct DataFit {
   std::int64_t vocab = 256;                 ///< of the model
   std::string init_from = {};        ///< whose tokenizer made the model's tokens; empty: no one's
   std::string option = "data.path";  ///< that names the files
+  bool tokenizes = false;            ///< a tokenizer makes the tokens of texts
 };
+
+/// Whether the bytes of `file` are its tokens, and not to be made tokens.
+bool are_tokens_bytes(const TokenFile& file, const DataFit& fit);
 
 /// Looks at the first bytes of `file` and throws IoError that says what to do: text where tokens
 /// should be, or the other way round; numbers wider than they are read; bytes for a model of

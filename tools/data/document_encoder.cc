@@ -39,4 +39,16 @@ DocumentTokens encode_documents(const std::string& path, const DocumentFields& f
   return all;
 }
 
+DocumentTokens encode_text(const std::string& path, const Tokenizer& tokenizer,
+                           const DocumentEnds& ends) {
+  DocumentEncoder encoder(tokenizer, ends);
+  DocumentTokens all;
+  visit_documents(path, {}, [&](const Document& document) {
+    const std::span<const std::uint32_t> tokens = encoder.encode(document);
+    all.tokens.assign(tokens.begin(), tokens.end());
+    all.remark = document.remark;
+  });
+  return all;
+}
+
 }  // namespace tessera::tools

@@ -43,4 +43,10 @@ class DocumentEncoder {
 DocumentTokens encode_documents(const std::string& path, const DocumentFields& fields,
                                 const Tokenizer& tokenizer, const DocumentEnds& ends);
 
+/// All of the file at `path`, which is no .jsonl, as one long text, with the ids that
+/// //tools:tokenize writes of it. Meanwhile its text and its tokens are in memory several times.
+/// Throws as encode_documents().
+DocumentTokens encode_text(const std::string& path, const Tokenizer& tokenizer,
+                           const DocumentEnds& ends);
+
 }  // namespace tessera::tools

@@ -164,6 +164,11 @@ std::int64_t Document::nbytes() const {
 void visit_documents(const std::string& path, const DocumentFields& fields,
                      const std::function<void(const Document&)>& use) {
   if (!is_jsonl(path)) {
+    const std::int64_t nbytes = engine::InputFile(path).nbytes();
+    require<IoError>(nbytes <= kMaxDocumentNbytes,
+                     "[documents] expected a text of at most {} bytes, got {}: cut it into several "
+                     "files, or give its parts as lines of a .jsonl ({})",
+                     kMaxDocumentNbytes, nbytes, path);
     const DocumentPart all{engine::read_text_file(path, kMaxDocumentNbytes)};
     return use(
         {.parts = std::span(&all, 1), .place = path, .remark = check_is_text(all.text, path)});

@@ -147,7 +147,8 @@ TokenFile::TokenFile(std::string path, TokenFormat format)
 TokenFile::TokenFile(std::string path, DocumentTokens documents)
     : path_(std::move(path)),
       in_memory_(std::move(documents.tokens)),
-      format_("documents"),
+      format_(documents.ends.empty() ? "text" : "documents"),
+      remark_(std::move(documents.remark)),
       token_nbytes_(4),
       num_tokens_(std::ssize(in_memory_)),
       document_ends_(std::move(documents.ends)) {

@@ -33,10 +33,12 @@ inline constexpr std::int32_t kMasked = -100;
 inline constexpr std::int32_t kDocumentsMagic = 20261128;
 inline constexpr std::uint32_t kNotLearned = std::uint32_t{1} << 31;
 
-/// Documents in memory, as [Note: a file of documents] has their tokens and ends.
+/// Tokens in memory. Of documents, as [Note: a file of documents] has their tokens and ends; or
+/// without ends, of one long text, all of which is learned.
 struct DocumentTokens {
   std::vector<std::uint32_t> tokens{};
   std::vector<std::int64_t> ends{};
+  std::string remark{};  ///< Document::remark of the text
 
   /// Adds a document of `tokens`, each with kNotLearned if it is not learned. Nothing without any.
   void add(std::span<const std::uint32_t> document);
@@ -48,18 +50,22 @@ struct DocumentTokens {
 ///           documents: see [Note: a file of documents]
 ///           nanoGPT: uint16 from the first byte (any other .bin)
 ///   others  text: each byte is a token, vocabulary 256
-/// Or the tokens that were made of a .jsonl. Reads by copying (see InputFile) and is thread-safe.
+/// Or the tokens that were made of a text or a .jsonl. Reads by copying (see InputFile) and is
+/// thread-safe.
 class TokenFile {
  public:
   /// Throws IoError naming the file and what to do: unreadable, empty, header and size at odds,
   /// half a token; with kAuto, a kind of file that holds no tokens (file_kind.h); documents with
   /// another format, which would have neither borders nor marks.
   explicit TokenFile(std::string path, TokenFormat format = TokenFormat::kAuto);
-  /// What was made of the .jsonl at `path`. Throws IoError naming it when there are no tokens.
+  /// What was made of the text or .jsonl at `path`. Throws IoError naming it when there are no
+  /// tokens.
   TokenFile(std::string path, DocumentTokens documents);
 
   const std::string& path() const { return path_; }
   std::string_view format() const { return format_; }
+  /// What is odd of the text that tokens were made of, for people; may be empty.
+  const std::string& remark() const { return remark_; }
   bool is_bytes() const { return token_nbytes_ == 1; }
   /// Whether it says itself what its tokens are.
   bool has_header() const { return header_nbytes_ > 0 || !file_; }
@@ -101,6 +107,7 @@ class TokenFile {
   std::optional<engine::InputFile> file_;  // none: in_memory_
   std::vector<std::uint32_t> in_memory_;
   std::string_view format_;
+  std::string remark_;
   std::int64_t header_nbytes_ = 0;
   std::int64_t token_nbytes_ = 1;  // 1, 2 or 4
   std::int64_t num_tokens_ = 0;

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "engine/error.h"
-#include "engine/io/file.h"
 #include "tools/cli/run_files.h"
 #include "tools/planning/require_memory.h"
 #include "tools/report/run_log.h"
@@ -84,17 +83,12 @@ ModelConfig TransformerConfig::model_config() const {
 }
 
 std::optional<Tokenizer> TransformerConfig::read_tokenizer() const {
-  return data.tokenizes() ? data.read_tokenizer(init_from) : std::nullopt;
+  return data.tokenizes(init_from) ? data.read_tokenizer(init_from) : std::nullopt;
 }
 
 TokenMix TransformerConfig::dataset(const ModelConfig& sizes,
                                     const std::optional<Tokenizer>& tokenizer) const {
-  std::int64_t nbytes = 0;
-  for (const TokenSource& source : data.given_sources()) {
-    if (data.is_tokenized(source)) nbytes += engine::InputFile(source.path).nbytes();
-  }
-  // A token of 4 bytes has about as many of text, and memory that grows is there twice.
-  require_memory(2 * nbytes, "the tokens of .jsonl files",
+  require_memory(data.tokens_nbytes(init_from), "the tokens of texts",
                  "write them to a file by //tools:tokenize where there is more");
   const std::int64_t seq = model.seq == 0 ? sizes.seq : model.seq;
   return data.dataset(data_fit(sizes), seq, train.seed, tokenizer);

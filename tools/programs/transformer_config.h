@@ -38,8 +38,8 @@ struct TransformerConfig : TrainConfig {
   ModelConfig model_config() const;
   /// TokenDataConfig::read_tokenizer() where the data are to be tokenized, otherwise none.
   std::optional<Tokenizer> read_tokenizer() const;
-  /// What a model of `sizes` is trained on, a .jsonl with `tokenizer`. Throws as
-  /// TokenDataConfig::dataset(), and DeviceError for a .jsonl that memory does not hold.
+  /// What a model of `sizes` is trained on, texts with `tokenizer`. Throws as
+  /// TokenDataConfig::dataset(), and DeviceError for texts that memory does not hold.
   TokenMix dataset(const ModelConfig& sizes, const std::optional<Tokenizer>& tokenizer = {}) const;
   /// mix_warnings() of what dataset() has returned.
   std::vector<std::string> warnings(const TokenMix& tokens, const ModelConfig& sizes) const;

@@ -78,10 +78,7 @@ void check(const Config& config, const std::vector<std::string>& inputs) {
           "[tokenize] expected --tokenizer=FOLDER FILE..., got {} (tokenizer)",
           config.tokenizer.empty() ? "no tokenizer" : "no files");
   const auto num_jsonl = std::ranges::count_if(inputs, is_jsonl);
-  DocumentConfig others = config.lines;
-  others.end = DocumentConfig{}.end;
-  others.special = DocumentConfig{}.special;
-  require(num_jsonl > 0 || !others.is_given(),
+  require(num_jsonl > 0 || !config.lines.reads_lines(),
           "[tokenize] expected a .jsonl with --field, --prompt, --template or --loss, got {}",
           engine::excerpt(inputs.front()));
   require(!config.lines.fields("").reads_only() || num_jsonl == std::ssize(inputs),

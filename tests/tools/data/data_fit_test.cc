@@ -65,8 +65,9 @@ TEST_F(DataFitTest, WhatBelongsTogetherIsAccepted) {
 
 TEST_F(DataFitTest, BytesAreNoTokensOfAModelWithATokenizer) {
   const std::string error = refused(text_, {.vocab = 50'257, .init_from = "some/gpt2"});
-  EXPECT_TRUE(has(error, {"got text", "none of its 50257 tokens", "tokenize it into a .bin",
+  EXPECT_TRUE(has(error, {"got text", "none of its 50257 tokens", "give --data.tokenizer",
                           "--data.format=bytes", "init.from=some/gpt2", "text.txt"}));
+  accepted(text_, {.vocab = 50'257, .init_from = "some/gpt2", .tokenizes = true});
   accepted(text_, {.format = TokenFormat::kBytes, .vocab = 50'257, .init_from = "some/gpt2"});
 }
 
@@ -131,7 +132,12 @@ TEST_F(DataFitTest, SourcesOfAMixBelongTogether) {
   EXPECT_NO_THROW(check(gpt2_, gpt2_, fit));
   EXPECT_TRUE(has(refusal(gpt2_, text_, fit),
                   {"one kind of tokens, got nanoGPT uint16 in", "gpt2.bin and text in", "text.txt",
-                   "//tools:tokenize", "data.mix"}));
+                   "--data.tokenizer", "data.mix"}));
+  DataFit tokenized = fit;
+  tokenized.tokenizes = true;
+  EXPECT_NO_THROW(check(gpt2_, text_, tokenized));
+  tokenized.format = TokenFormat::kBytes;
+  EXPECT_TRUE(are_tokens_bytes(TokenFile(text_), tokenized));
   // Each of them belongs to the model as well.
   const std::string utf16 = folder_.write("b.txt",
                                           "\xFF\xFE"
@@ -150,10 +156,12 @@ TEST_F(DataFitTest, AVocabularyFarAboveTheDataIsSaid) {
   EXPECT_EQ(data_warnings(text, {.vocab = 512}, 255).size(), 0u);
   const auto of_text = data_warnings(text, {.vocab = 50'257}, text.max_possible_token());
   ASSERT_EQ(of_text.size(), 1u);
-  EXPECT_TRUE(has(of_text[0], {"50,257 tokens", "255 at most", "--model.vocab=256", ".bin"}));
+  EXPECT_TRUE(
+      has(of_text[0], {"50,257 tokens", "255 at most", "--model.vocab=256", "--data.tokenizer"}));
   const auto of_model = data_warnings(text, {.vocab = 307, .init_from = "model"}, 255);
   ASSERT_EQ(of_model.size(), 1u);
-  EXPECT_TRUE(has(of_model[0], {"307 tokens", "read as bytes", ".bin", "--data.format=bytes"}));
+  EXPECT_TRUE(
+      has(of_model[0], {"307 tokens", "read as bytes", "--data.tokenizer", "--data.format=bytes"}));
   const DataFit meant{.format = TokenFormat::kBytes, .vocab = 307, .init_from = "model"};
   EXPECT_EQ(data_warnings(text, meant, 255).size(), 0u);
   EXPECT_EQ(data_warnings(tokens, {.vocab = 50'257}, 50'256).size(), 0u);

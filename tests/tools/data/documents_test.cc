@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,6 +46,10 @@ using Texts = std::vector<std::string>;
 TEST_F(Documents, ATextIsOne) {
   EXPECT_EQ(of(folder_.write("a.txt", "a\nb\n")), (Texts{"a\nb\n"}));
   EXPECT_EQ(of(folder_.write("b.txt", "")), (Texts{""}));
+  const std::string large = folder_.write("large.txt", "a");
+  std::filesystem::resize_file(large, (std::uintmax_t{1} << 30) + 1);  // of holes
+  EXPECT_TRUE(has(error_of<engine::IoError>([&] { of(large); }),
+                  {"a text of at most 1073741824 bytes, got 1073741825", "large.txt"}));
 }
 
 TEST_F(Documents, EachLineOfAJsonlIsOne) {

@@ -17,6 +17,7 @@
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/testing/tiny_images.h"
 #include "tests/tools/testing/tiny_training.h"
+#include "tests/tools/tokenizer/small_tokenizer.h"
 
 namespace tessera {
 namespace {
@@ -81,7 +82,7 @@ std::map<std::string, Row> rows(const std::string& folder) {
       {"cuda.gemm_algorithms", {"algorithms.txt", kRefused, "cuda.gemm_algorithms on GPUs only"}},
       {"cuda.graph", {"on", kRefused, "cuda.graph=on"}},
       {"cuda.tune_gemm", {"false", kRefused, "cuda.tune_gemm on GPUs only"}},
-      {"data.end", {"none", kRefused, "expected a .jsonl in data.path"}},
+      {"data.end", {"none", kRefused, "expected a text and its tokenizer"}},
       {"data.field", {"words", kRefused, "expected a .jsonl in data.path"}},
       {"data.format", {"uint16", kRefused, "tokens of 2 bytes"}},
       {"data.loss", {"all", kRefused, "expected a .jsonl in data.path"}},
@@ -90,9 +91,9 @@ std::map<std::string, Row> rows(const std::string& folder) {
       {"data.packing", {"true", kRefused, "expected documents to pack, got text"}},
       {"data.path", {folder + "/other.txt", kBits}},
       {"data.prompt", {"ask", kRefused, "expected a .jsonl in data.path"}},
-      {"data.special", {"false", kRefused, "expected a .jsonl in data.path"}},
+      {"data.special", {"false", kRefused, "expected a text and its tokenizer"}},
       {"data.template", {"{content}", kRefused, "expected a .jsonl in data.path"}},
-      {"data.tokenizer", {"nowhere", kRefused, "no tokenizer of data whose tokens are bytes"}},
+      {"data.tokenizer", {folder + "/tokenizer.json", kBits}},
       {"data.val_fraction", {"0.5", kBits}},
       {"device", {"cuda", kElsewhere, "//tests/tools/train:cuda_train_test"}},
       {"init.from",
@@ -213,6 +214,7 @@ class OptionSweep : public testing::TinyTraining {
     while (text.size() < 4000) text += "Other words, of which this text has many, again.\n";
     folder_.write("other.txt", text);
     folder_.write("prompts.txt", "the e\n");
+    folder_.write("tokenizer.json", testing::small_tokenizer().dump());
   }
   /// What --help says of each option.
   static std::map<std::string, std::string> help_of(const std::string& program) {

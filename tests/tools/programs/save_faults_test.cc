@@ -62,6 +62,7 @@ class SaveFaults : public ::testing::Test {
   }
   Flags flags(const Flags& more) const {
     Flags flags = {{"data.path", folder_ / "text.txt"},
+                   {"data.format", "bytes"},  // though a folder has what is called a tokenizer
                    {"out", folder_ / "run"},
                    {"model.seq", "8"},
                    {"train.steps", "0"},

@@ -85,9 +85,25 @@ TEST_F(Data, ShowsDocumentsByTheTokenizer) {
   EXPECT_TRUE(has(show(decoded).out, {"    read    |abc|\n    learned | abd<e>|\n"}));
 }
 
+TEST_F(Data, ShowsATextByItsTokenizer) {
+  const Outcome outcome = show({{"data.path", folder_.write("a.txt", "abc ab cd abc dab cab")},
+                                {"data.tokenizer", tokenizer_},
+                                {"data.order", "sequential"},
+                                {"data.val_fraction", "0"},
+                                {"model.vocab", "10"},
+                                {"model.seq", "4"},
+                                {"show", "1"}});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, {"a.txt, 2 sequences of 4\n", "sample 1, ",
+                                "a.txt: 4 tokens, 4 learned, 0 of padding\n  tokens 4 to 8\n",
+                                "    read    | |\n    learned |abc dab|\n"}))
+      << outcome.out;
+}
+
 TEST_F(Data, RefusesWhatItCannotShow) {
   const std::pair<Flags, std::string> cases[] = {
-      {{{"data.tokenizer", tokenizer_}}, "no tokenizer of data whose tokens are bytes"},
+      {{{"data.tokenizer", tokenizer_}, {"data.format", "bytes"}},
+       "no tokenizer of data whose tokens are bytes"},
       {{{"validation", "true"}, {"show", "2"}, {"data.val_fraction", "0"}},
        "below the 0 that are kept"},
       {{{"data.packing", "true"}}, "expected documents to pack"},

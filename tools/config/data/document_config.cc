@@ -30,7 +30,19 @@ void DocumentConfig::add_to(FlagSet& flags, const std::string& prefix) {
   flags.add(prefix + "end", &end,
             {.help = "token after each document, such as <|endoftext|>; none; auto: what the "
                      "tokenizer's files call eos_token, and none with " +
-                     prefix + "template, or where the tokenizer puts it there itself"});
+                     prefix + "template, or where the tokenizer puts it there itself" +
+                     (prefix.empty() ? "" : ", or after a text that is all of its file")});
+}
+
+bool DocumentConfig::reads_lines() const {
+  DocumentConfig lines = *this;
+  lines.special = DocumentConfig{}.special;
+  lines.end = DocumentConfig{}.end;
+  return lines != DocumentConfig{};
+}
+
+bool DocumentConfig::is_around() const {
+  return special != DocumentConfig{}.special || end != DocumentConfig{}.end;
 }
 
 DocumentFields DocumentConfig::fields(std::string_view prefix) const {
@@ -69,6 +81,11 @@ DocumentEnds DocumentConfig::ends(const Tokenizer& tokenizer, std::string_view p
       special && !tokenizer.after().empty() && tokenizer.after().back() == *tokenizer.eos();
   if (!is_there) ends.end = tokenizer.eos();
   return ends;
+}
+
+DocumentEnds DocumentConfig::ends_of_text(const Tokenizer& tokenizer,
+                                          std::string_view prefix) const {
+  return end == "auto" ? DocumentEnds{.special = special} : ends(tokenizer, prefix);
 }
 
 }  // namespace tessera::tools

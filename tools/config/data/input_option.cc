@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "tools/cli/flags.h"
-#include "tools/config/data/token_data_config.h"
+#include "tools/config/data/token_source.h"
 
 namespace tessera::tools {
 namespace {

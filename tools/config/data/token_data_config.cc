@@ -3,8 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
+#include <array>
 #include <filesystem>
 #include <string_view>
 #include <system_error>
@@ -16,7 +15,6 @@
 #include "tools/config/data/default_data.h"
 #include "tools/data/document_encoder.h"
 #include "tools/data/documents.h"
-#include "tools/data/mix_order.h"
 
 namespace tessera::tools {
 
@@ -26,10 +24,11 @@ using engine::require;
 constexpr std::string_view kPrefix = "data.";
 
 void TokenDataConfig::add_to(FlagSet& flags) {
-  flags.add("data.path", &path,
-            {.help = "text file (bytes are tokens), .bin token file of llm.c, nanoGPT or "
-                     "//tools:tokenize, or .jsonl with a document in each line; empty: the King "
-                     "James Bible"});
+  flags.add(
+      "data.path", &path,
+      {.help = "text file (tokens by the tokenizer of data.tokenizer or init.from, or else "
+               "bytes), .bin token file of llm.c, nanoGPT or //tools:tokenize, or .jsonl with "
+               "a document in each line; empty: the King James Bible"});
   flags.add("data.mix", &mix,
             {.help = "several files in place of data.path, with their shares of the training "
                      "sequences: FILE:WEIGHT,FILE:WEIGHT,..."});
@@ -37,9 +36,9 @@ void TokenDataConfig::add_to(FlagSet& flags) {
       "data.format", &format,
       EnumOption<TokenFormat>{
           "of data.path or data.mix; auto: of a .bin file what its header says or else uint16, of "
-          "a "
-          ".jsonl the tokens of its texts, and bytes of any other; uint16, uint32: token ids from "
-          "the first byte on, little-endian; bytes: of whatever file",
+          "a .jsonl the tokens of its texts, of any other those of a text, or bytes where no "
+          "tokenizer is known; uint16, uint32: token ids from the first byte on, little-endian; "
+          "bytes: of whatever file",
           {{"auto", TokenFormat::kAuto},
            {"bytes", TokenFormat::kBytes},
            {"uint16", TokenFormat::kUInt16},
@@ -47,8 +46,8 @@ void TokenDataConfig::add_to(FlagSet& flags) {
   documents.add_to(flags, std::string(kPrefix));
   flags.add("data.tokenizer", &tokenizer,
             {.help = "folder of a model with tokenizer.json, or with GPT-2's vocab.json and "
-                     "merges.txt, or a tokenizer.json, whose tokens the data are: makes them of a "
-                     ".jsonl, and samples text again; empty: that of init.from, if it has one"});
+                     "merges.txt, or a tokenizer.json, whose tokens the data are: makes them of "
+                     "texts, and samples text again; empty: that of init.from, if it has one"});
   flags.add("data.order", &order,
             EnumOption<SampleOrder>{
                 "of training sequences",
@@ -64,42 +63,6 @@ void TokenDataConfig::add_to(FlagSet& flags) {
                "which sees itself alone; false: one, and padding"});
 }
 
-std::vector<TokenSource> parse_mix(const std::string& mix) {
-  std::vector<TokenSource> sources;
-  std::vector<double> weights;
-  for (std::size_t begin = 0; begin <= mix.size();) {
-    const std::size_t end = std::min(mix.find(',', begin), mix.size());
-    const std::string part = mix.substr(begin, end - begin);
-    begin = end + 1;
-    const std::size_t colon = part.rfind(':');
-    TokenSource source;
-    const char* const last = part.data() + part.size();
-    bool is_source = colon != std::string::npos && colon > 0;
-    if (is_source) {
-      source.path = resolve_user_path(part.substr(0, colon));
-      const auto [at, error] = std::from_chars(part.data() + colon + 1, last, source.weight);
-      is_source = error == std::errc() && at == last && std::isfinite(source.weight);
-    }
-    require(is_source && source.weight > 0,
-            "[config] expected FILE:WEIGHT with a weight above 0, and commas between them, got "
-            "'{}' in '{}' (data.mix)",
-            part, mix);
-    require(std::ranges::find(sources, source.path, &TokenSource::path) == sources.end(),
-            "[config] expected a file once, got {} twice (data.mix)", source.path);
-    weights.push_back(source.weight);
-    sources.push_back(std::move(source));
-  }
-  static_cast<void>(MixOrder(weights, 0));  // or throws
-  return sources;
-}
-
-std::string mix_option(const std::vector<TokenSource>& sources) {
-  std::string text;
-  for (const TokenSource& source : sources)
-    text += fmt::format("{}{}:{}", text.empty() ? "" : ",", source.path, source.weight);
-  return text;
-}
-
 std::vector<TokenSource> TokenDataConfig::sources() const {
   std::vector<TokenSource> given = given_sources();
   if (given.empty()) given.push_back({data_path("", kDefaultText, kHowToGetText)});
@@ -112,39 +75,71 @@ std::vector<TokenSource> TokenDataConfig::given_sources() const {
   std::vector<TokenSource> sources;
   if (!mix.empty()) sources = parse_mix(mix);
   if (!path.empty()) sources.push_back({resolve_user_path(path)});
-  const auto tokenized = [this](const TokenSource& source) { return is_tokenized(source); };
-  require(!documents.is_given() || std::ranges::any_of(sources, tokenized),
+  const auto lines = [this](const TokenSource& source) { return has_lines(source); };
+  require(!documents.reads_lines() || std::ranges::any_of(sources, lines),
           "[config] expected a .jsonl in data.path or data.mix, and no data.format, with "
-          "data.field, data.prompt, data.template, data.loss, data.special or data.end, got {}",
+          "data.field, data.prompt, data.template or data.loss, got {}",
           sources.empty() ? "neither"
           : mix.empty()   ? sources.front().path
                           : mix);
-  if (documents.is_given()) static_cast<void>(documents.fields(kPrefix));  // or throws
+  if (documents.reads_lines()) static_cast<void>(documents.fields(kPrefix));  // or throws
   return sources;
 }
 
-bool TokenDataConfig::is_tokenized(const TokenSource& source) const {
+// As sources(), of which that of Bazel need not be there.
+std::vector<TokenSource> TokenDataConfig::named_sources() const {
+  std::vector<TokenSource> named = given_sources();
+  if (named.empty()) named.push_back({kDefaultText});
+  return named;
+}
+
+void TokenDataConfig::check_ends(bool has_tokenizer) const {
+  const auto is_made = [&](const TokenSource& source) {
+    return has_lines(source) || (is_text(source) && has_tokenizer);
+  };
+  require(!documents.is_around() || std::ranges::any_of(named_sources(), is_made),
+          "[config] expected a text and its tokenizer, or a .jsonl, and no data.format, with "
+          "data.special or data.end, got {}",
+          mix.empty() ? named_sources().front().path : mix);
+}
+
+bool TokenDataConfig::has_lines(const TokenSource& source) const {
   return format == TokenFormat::kAuto && is_jsonl(source.path);
 }
 
-bool TokenDataConfig::tokenizes() const {
-  return std::ranges::any_of(given_sources(),
-                             [this](const TokenSource& source) { return is_tokenized(source); });
+bool TokenDataConfig::is_text(const TokenSource& source) const {
+  return format == TokenFormat::kAuto && !is_jsonl(source.path) && !source.path.ends_with(".bin");
+}
+
+bool TokenDataConfig::is_tokenized(const TokenSource& source, const std::string& init_from) const {
+  return has_lines(source) || (is_text(source) && has_tokenizer(init_from));
+}
+
+bool TokenDataConfig::tokenizes(const std::string& init_from) const {
+  return std::ranges::any_of(
+      named_sources(), [&](const TokenSource& source) { return is_tokenized(source, init_from); });
+}
+
+bool TokenDataConfig::has_tokenizer(const std::string& init_from) const {
+  if (!tokenizer.empty() || init_from.empty()) return !tokenizer.empty();
+  const std::string folder = resolve_user_path(init_from);
+  return std::ranges::any_of(std::array{"/tokenizer.json", "/vocab.json"}, [&](const char* name) {
+    std::error_code ignored;
+    return std::filesystem::exists(folder + name, ignored);
+  });
 }
 
 std::optional<Tokenizer> TokenDataConfig::read_tokenizer(const std::string& init_from) const {
-  if (!tokenizer.empty()) return Tokenizer::read(resolve_user_path(tokenizer));
-  if (init_from.empty()) return std::nullopt;
-  const std::string folder = resolve_user_path(init_from);
-  for (const std::string_view name : {"/tokenizer.json", "/vocab.json"}) {
-    std::error_code ignored;
-    if (std::filesystem::exists(folder + std::string(name), ignored))
-      return Tokenizer::read(folder);
-  }
-  return std::nullopt;
+  if (!has_tokenizer(init_from)) return std::nullopt;
+  return Tokenizer::read(resolve_user_path(tokenizer.empty() ? init_from : tokenizer));
 }
 
 namespace {
+
+bool is_there(const TokenSource& source) {
+  std::error_code ignored;
+  return std::filesystem::exists(source.path, ignored);
+}
 
 void check_tokenizer(const TokenSource& source, bool is_known) {
   require<IoError>(is_known,
@@ -156,18 +151,27 @@ void check_tokenizer(const TokenSource& source, bool is_known) {
 
 }  // namespace
 
+DocumentEnds TokenDataConfig::ends(const TokenSource& source, const Tokenizer& tokens) const {
+  return has_lines(source) ? documents.ends(tokens, kPrefix)
+                           : documents.ends_of_text(tokens, kPrefix);
+}
+
 TokenFile TokenDataConfig::open(const TokenSource& source,
                                 const std::optional<Tokenizer>& tokens) const {
-  if (!is_tokenized(source)) return TokenFile(source.path, format);
-  check_tokenizer(source, tokens.has_value());
-  return {source.path, encode_documents(source.path, documents.fields(kPrefix), *tokens,
-                                        documents.ends(*tokens, kPrefix))};
+  if (has_lines(source)) {
+    check_tokenizer(source, tokens.has_value());
+    return {source.path, encode_documents(source.path, documents.fields(kPrefix), *tokens,
+                                          ends(source, *tokens))};
+  }
+  TokenFile file(source.path, format);
+  if (!is_text(source) || !tokens) return file;
+  return {source.path, encode_text(source.path, *tokens, ends(source, *tokens))};
 }
 
 std::string TokenDataConfig::reading(const TokenSource& source,
                                      const std::string& init_from) const {
   std::string text = fmt::format("{}\n{}", source.path, int(format));
-  if (!is_tokenized(source)) return text;
+  if (!is_tokenized(source, init_from)) return text;
   for (const std::string& option :
        {documents.field, documents.prompt, documents.chat_template, documents.end,
         documents.loss == LearnedPart::kAll ? std::string("all") : "",
@@ -196,40 +200,59 @@ std::vector<RunFile> TokenDataConfig::run_files(const std::vector<TokenSource>& 
   return files;
 }
 
+std::int64_t TokenDataConfig::tokens_nbytes(const std::string& init_from) const {
+  // A token of 4 bytes has about as many of text, and memory that grows is there twice.
+  constexpr std::int64_t kKept = 2, kWhileEncoded = 6;
+  std::int64_t nbytes = 0, largest_text = 0;
+  for (const TokenSource& source : sources()) {
+    if (!is_tokenized(source, init_from)) continue;
+    const std::int64_t size = TokenFile(source.path, TokenFormat::kBytes).num_tokens();
+    nbytes += size;
+    if (is_text(source)) largest_text = std::max(largest_text, size);
+  }
+  return kKept * nbytes + (kWhileEncoded - kKept) * largest_text;
+}
+
 std::vector<TokenFile> TokenDataConfig::files_if_there() const {
   std::vector<TokenFile> files;
   for (const TokenSource& source : given_sources()) {
-    std::error_code ignored;
-    if (is_tokenized(source) || !std::filesystem::exists(source.path, ignored)) continue;
-    files.emplace_back(source.path, format);
+    if (!has_lines(source) && is_there(source)) files.emplace_back(source.path, format);
   }
   return files;
 }
 
 bool TokenDataConfig::keeps_documents() const {
-  return tokenizes() || std::ranges::any_of(files_if_there(), &TokenFile::keeps_documents);
+  const auto lines = [this](const TokenSource& source) { return has_lines(source); };
+  return std::ranges::any_of(given_sources(), lines) ||
+         std::ranges::any_of(files_if_there(), &TokenFile::keeps_documents);
 }
 
 std::vector<std::string> TokenDataConfig::check_heads(const DataFit& fit) const {
   const std::vector<TokenFile> files = files_if_there();
-  const std::size_t num_given = given_sources().size();
-  require(!packing || num_given > 0,
+  const std::vector<TokenSource> given = given_sources();
+  require(!packing || !given.empty(),
           "[config] expected data.path, of documents, with data.packing, got none");
-  for (const TokenSource& source : given_sources()) {
-    if (!is_tokenized(source)) continue;
+  check_ends(fit.tokenizes);
+  for (const TokenSource& source : given) {
+    if (!has_lines(source)) continue;
     check_tokenizer(source, !tokenizer.empty() || !fit.init_from.empty());
     for (const TokenFile& file : files) {
-      require<IoError>(!file.is_bytes(),
+      require<IoError>(!are_tokens_bytes(file, fit),
                        "[data] expected sources of one kind of tokens, got text in {} and those of "
                        "a tokenizer in {} (data.mix)",
                        file.path(), source.path);
     }
   }
-  require(tokenizer.empty() || num_given > 0,
-          "[config] expected data.path or data.mix with data.tokenizer, got neither");
-  check_files(files, fit, packing && files.size() == num_given);
+  check_files(files, fit, packing && files.size() == given.size());
+  std::optional<Tokenizer> tokens;
+  for (const TokenSource& source : given) {
+    if (!is_tokenized(source, fit.init_from) || !is_there(source)) continue;
+    if (!tokens) tokens = read_tokenizer(fit.init_from);
+    if (tokens) static_cast<void>(ends(source, *tokens));  // or throws
+  }
   std::vector<std::string> lines;
   for (const TokenFile& file : files) {
+    if (file.is_bytes() && !are_tokens_bytes(file, fit)) continue;  // its tokens are not known
     for (const std::string& line : data_warnings(file, fit, file.max_possible_token())) {
       lines.push_back(mix.empty() ? line
                                   : fmt::format("{}: {}", engine::escaped(file.path()), line));
@@ -242,16 +265,22 @@ void TokenDataConfig::check_files(std::span<const TokenFile> files, const DataFi
                                   bool packs) const {
   check_mix_fit(files, fit, packs);
   require(
-      tokenizer.empty() || files.empty() || !files.front().is_bytes(),
+      tokenizer.empty() || files.empty() || !are_tokens_bytes(files.front(), fit),
       "[config] expected no tokenizer of data whose tokens are bytes, got {} (data.tokenizer, {})",
       engine::excerpt(tokenizer), files.empty() ? "" : files.front().path());
 }
 
-TokenMix TokenDataConfig::dataset(const DataFit& fit, std::int64_t seq, std::int64_t seed,
+TokenMix TokenDataConfig::dataset(const DataFit& given_fit, std::int64_t seq, std::int64_t seed,
                                   const std::optional<Tokenizer>& tokens) const {
+  DataFit fit = given_fit;
+  fit.tokenizes = tokens.has_value();
   const std::vector<TokenSource> all = sources();
+  check_ends(fit.tokenizes);
   std::vector<TokenFile> files;
-  for (const TokenSource& source : all) files.push_back(open(source, tokens));
+  for (const TokenSource& source : all) {
+    if (is_text(source)) check_data_fit(TokenFile(source.path), fit);
+    files.push_back(open(source, tokens));
+  }
   std::vector<double> weights;
   for (const TokenSource& source : all) weights.push_back(source.weight);
   check_files(files, fit, packing);

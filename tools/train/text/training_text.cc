@@ -100,7 +100,7 @@ ValidationPrompts read_validation_prompts(const std::string& path, const TokenDa
     if (token) asked.eos.insert(*token);
   };
   add(said.tokenizer->eos());
-  if (config.tokenizes()) add(config.documents.ends(*said.tokenizer, kPrefix).end);
+  for (const TokenSource& source : config.sources()) add(config.ends(source, *said.tokenizer).end);
   return asked;
 }
 

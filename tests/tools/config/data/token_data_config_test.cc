@@ -13,6 +13,8 @@
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/tokenizer/small_tokenizer.h"
 #include "tools/cli/flags.h"
+#include "tools/config/data/token_source.h"
+#include "tools/data/data_fit.h"
 #include "tools/data/token_dataset.h"
 #include "tools/data/token_file.h"
 #include "tools/data/token_mix.h"
@@ -114,14 +116,21 @@ TEST_F(Jsonl, IsRefusedByAPlanAsByARun) {
   const auto planned = [&] {
     return error_of<engine::Error>([&] { c_.check_heads(c_.fit(10, "")); });
   };
-  c_.mix = c_.path + ":1," + folder_.write("b.txt", "some text of bytes, and some more") + ":1";
-  const std::string path = std::exchange(c_.path, "");
-  EXPECT_TRUE(has(planned(), {"sources of one kind of tokens", "b.txt", "a.jsonl"}));
-  c_.mix = "";
-  EXPECT_TRUE(has(planned(), {"with data.tokenizer, got neither"}));
-  c_.path = path;
+  const std::string path = c_.path, tokenizer = c_.tokenizer;
+  c_.documents.end = "nothing";
+  EXPECT_TRUE(has(planned(), {"a token of the tokenizer, got nothing (data.end)"}));
+  c_.documents = {};
+  c_.tokenizer = folder_ / "none";
+  EXPECT_TRUE(has(planned(), {folder_ / "none"}));
   c_.tokenizer = "";
   EXPECT_TRUE(has(planned(), {"the tokenizer of the texts in a .jsonl, got none"}));
+  // A model's folder that says nothing of its tokens.
+  c_.mix = c_.path + ":1," + folder_.write("b.txt", "some text of bytes, and some more") + ":1";
+  c_.path = "";
+  EXPECT_TRUE(has(error_of<engine::Error>([&] { c_.check_heads(c_.fit(10, folder_ / "none")); }),
+                  {"sources of one kind of tokens", "b.txt", "a.jsonl"}));
+  c_.tokenizer = tokenizer;
+  EXPECT_TRUE(c_.check_heads(c_.fit(10, "")).empty());
 }
 
 TEST_F(Jsonl, KeepsDocumentsApart) {
@@ -162,10 +171,106 @@ TEST_F(Jsonl, WhatCannotBeHonouredIsRefused) {
   c_.tokenizer = "";
   EXPECT_TRUE(has(error(), {"the tokenizer of the texts in a .jsonl, got none", "a.jsonl"}));
   c_.path = folder_.write("a.txt", "some text of bytes");
-  EXPECT_TRUE(has(error(), {"expected a .jsonl in data.path", "data.end", "got ", "a.txt"}));
+  EXPECT_TRUE(has(error(), {"expected a text and its tokenizer", "data.end", "got ", "a.txt"}));
+  c_.documents = {.field = "ask"};
+  EXPECT_TRUE(has(error(), {"expected a .jsonl in data.path", "data.field", "got ", "a.txt"}));
   c_.documents = {};
   c_.tokenizer = folder_ / "tokenizer.json";
+  c_.format = TokenFormat::kBytes;
   EXPECT_TRUE(has(error(), {"no tokenizer of data whose tokens are bytes", "a.txt"}));
+}
+
+// "abc ab cd" is abc (6), the space with ab (8), a space (4) and cd (7).
+class Text : public Jsonl {
+ protected:
+  Text() { c_.path = folder_.write("a.txt", "abc ab cd"); }
+};
+
+TEST_F(Text, IsOneLongTextOfItsTokenizer) {
+  using Ids = std::vector<std::int32_t>;
+  EXPECT_EQ(targets(), (Ids{6, 8, 4, 7})) << "nothing comes after it";
+  folder_.write("tokenizer_config.json", "{}");
+  EXPECT_EQ(targets(), (Ids{6, 8, 4, 7})) << "so an eos_token is not asked for";
+  c_.documents.end = "<e>";
+  EXPECT_EQ(targets(), (Ids{6, 8, 4, 7, 9}));
+  folder_.write("tokenizer.json", testing::small_tokenizer_with_end(/*is_first=*/true).dump());
+  EXPECT_EQ(targets(), (Ids{9, 6, 8, 4, 7, 9}));
+  c_.documents = {.special = false};
+  EXPECT_EQ(targets(), (Ids{6, 8, 4, 7}));
+}
+
+// As a .bin of the same tokens.
+TEST_F(Text, HasSequencesForValidation) {
+  std::string text;
+  for (int i = 0; i < 10; ++i) text += "abc ab cd";  // 4 tokens
+  c_.path = folder_.write("a.txt", text);
+  c_.val_fraction = 0.25;
+  const TokenMix data = c_.dataset(c_.fit(10, ""), 5, 1, c_.read_tokenizer(""));
+  EXPECT_FALSE(data.keeps_documents());
+  EXPECT_FALSE(data.is_bytes());
+  EXPECT_EQ(data.num_sequences(), 6) << "39 / 5, of which a quarter is kept";
+  EXPECT_EQ(data.num_val_sequences(), 1);
+  EXPECT_FALSE(c_.keeps_documents());
+  EXPECT_TRUE(c_.check_heads(c_.fit(10, "")).empty());
+  EXPECT_TRUE(mix_warnings(data, c_.fit(10, ""), true).empty());
+  EXPECT_EQ(c_.tokens_nbytes(""), 6 * 90);
+  c_.path = folder_.write("short.txt", "abc");
+  EXPECT_TRUE(has(error(), {"at least 5 tokens for a sequence of 4", "got 1", "short.txt"}));
+}
+
+TEST_F(Text, IsBytesWithoutATokenizerOrIfAskedFor) {
+  c_.tokenizer = "";
+  EXPECT_FALSE(c_.tokenizes(""));
+  EXPECT_FALSE(c_.tokenizes(folder_ / "none"));
+  EXPECT_EQ(c_.tokens_nbytes(""), 0);
+  EXPECT_TRUE(c_.dataset(c_.fit(256, ""), 4, 1).is_bytes());
+  EXPECT_TRUE(c_.tokenizes(folder_.path())) << "that of a model";
+  EXPECT_EQ(c_.dataset(c_.fit(10, folder_.path()), 3, 1, c_.read_tokenizer(folder_.path()))
+                .num_sequences(),
+            1);
+  c_.path = "";
+  EXPECT_TRUE(c_.tokenizes(folder_.path())) << "of the text that Bazel supplies";
+  c_.format = TokenFormat::kBytes;
+  EXPECT_FALSE(c_.tokenizes(folder_.path()));
+}
+
+TEST_F(Text, IsMixedWithLines) {
+  c_.mix = c_.path + ":1," + (folder_ / "a.jsonl") + ":3";
+  c_.path = "";
+  const TokenMix data = c_.dataset(c_.fit(10, ""), 3, 1, c_.read_tokenizer(""));
+  EXPECT_EQ(data.quotas(), (std::vector<std::int64_t>{1024, 3072}));
+  EXPECT_EQ(data.num_sequences(), 1 + 2);
+  EXPECT_TRUE(data.keeps_documents());
+  EXPECT_TRUE(c_.keeps_documents());
+  EXPECT_EQ(c_.tokens_nbytes(""), 2 * (9 + 56) + 4 * 9);
+}
+
+TEST_F(Text, WhatIsOddOfItIsSaidOrRefused) {
+  c_.path = folder_.write("latin.txt",
+                          "abc\xdf"
+                          " ab cd");
+  const TokenMix data = c_.dataset(c_.fit(10, ""), 3, 1, c_.read_tokenizer(""));
+  const std::vector<std::string> lines = mix_warnings(data, c_.fit(10, ""), true);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_TRUE(has(lines[0], {"latin.txt is not UTF-8", "iconv"}));
+  const auto planned = [&] {
+    return error_of<engine::Error>([&] { c_.check_heads(c_.fit(10, "")); });
+  };
+  const std::pair<std::string, std::string> cases[] = {{"\xff\xfe"
+                                                        "a",
+                                                        "UTF-16"},
+                                                       {std::string("ab\0cd", 5), "a binary file"},
+                                                       {"{\"a\": 1}", "JSON"},
+                                                       {"", "an empty file"}};
+  for (const auto& [text, words] : cases) {
+    c_.path = folder_.write("odd.txt", text);
+    EXPECT_TRUE(has(error(), {words, "odd.txt"}));
+    EXPECT_TRUE(has(planned(), {words, "odd.txt"}));
+  }
+  c_.path = folder_.write("a.txt", "abc ab cd");
+  c_.packing = true;
+  EXPECT_TRUE(has(error(), {"documents to pack, got text", "a.txt"}));
+  EXPECT_TRUE(has(planned(), {"documents to pack, got text", "a.txt"}));
 }
 
 TEST(TokenDataConfig, AMixIsFilesWithWeights) {
