@@ -66,6 +66,11 @@ constexpr NotRun kNotRun[] = {
      "it needs an MPI: //tests/tools/programs:mpi_processes_test has one"},
     {"mpirun -n 2 bazel-bin/tools/doctor/doctor",
      "it needs an MPI: //tests/tools/doctor:peers_test meets over Gloo"},
+    {"model = transformers.",
+     "it needs transformers: tests/golden/check_hf_roundtrip.py loads such a folder, by hand"},
+    {"tokenizer = transformers.", "it needs transformers: it is run by hand"},
+    {"transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(",
+     "it needs transformers: it is run by hand"},
     {"torchrun ", "it needs PyTorch: //tests/tools/programs:processes_test sets its variables"},
     {"srun ", "it needs Slurm: examples/clusters/slurm_here.sh has one, by hand"},
     {"sbatch ", "it needs Slurm: it is run by hand"},
@@ -92,7 +97,7 @@ std::string without_comment(const std::string& line) {
 std::vector<Command> commands_of(const std::string& page) {
   const std::regex begin(
       "([A-Z_]+=\\S+ )*(\\S*/bazelw|bazel|cmake|cd|tensorboard|\\.ci/\\w+|\\S*\\.sh|python3|pip|"
-      "env/bin/\\S+|apt-get|mpirun|torchrun|srun|sbatch)( .*)?");
+      "env/bin/\\S+|apt-get|mpirun|torchrun|srun|sbatch)( .*)?|(\\w+ = )?transformers\\..*");
   std::vector<Command> all;
   bool in_block = false, is_shown = false, is_fenced = false;
   std::istringstream lines(engine::read_text_file(page, 1 << 20));
