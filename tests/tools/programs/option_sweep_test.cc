@@ -93,7 +93,7 @@ std::map<std::string, Row> rows(const std::string& folder) {
       {"data.prompt", {"ask", kRefused, "expected a .jsonl in data.path"}},
       {"data.special", {"false", kRefused, "expected a text and its tokenizer"}},
       {"data.template", {"{content}", kRefused, "expected a .jsonl in data.path"}},
-      {"data.tokenizer", {folder + "/tokenizer.json", kBits}},
+      {"data.tokenizer", {folder + "/tokenizer.txt", kBits}},
       {"data.val_fraction", {"0.5", kBits}},
       {"device", {"cuda", kElsewhere, "//tests/tools/train:cuda_train_test"}},
       {"init.from",
@@ -214,7 +214,7 @@ class OptionSweep : public testing::TinyTraining {
     while (text.size() < 4000) text += "Other words, of which this text has many, again.\n";
     folder_.write("other.txt", text);
     folder_.write("prompts.txt", "the e\n");
-    folder_.write("tokenizer.json", testing::small_tokenizer().dump());
+    folder_.write("tokenizer.txt", testing::small_tokenizer().dump());
   }
   /// What --help says of each option.
   static std::map<std::string, std::string> help_of(const std::string& program) {
