@@ -37,6 +37,7 @@ struct NotRun {
 };
 constexpr NotRun kNotRun[] = {
     {"./bazelw test", "these are the parts of .ci/run"},
+    {"./bazelw build //tools/programs:train_transformer", "tests of these programs build them"},
     {"./bazelw build", "it compiles everything with clang, which takes as long as with gcc"},
     {"bazel run //tools:bench", "it measures for minutes"},
     {"./bazelw run //tools:gpu_bundle", "//tests/tools:gpu_bundle_test does"},
@@ -61,6 +62,8 @@ constexpr NotRun kNotRun[] = {
     {"apt-get ", "it changes the system, as root: .ci/run install names what is missing"},
     {"env/bin/pip install torch", "PyTorch is no part of the build: it is tried by hand"},
     {"env/bin/python3 examples/python/torch_blocks.py", "it needs PyTorch: it is run by hand"},
+    {"env/bin/python tests/golden/check_",
+     "it needs PyTorch, transformers and PEFT, or a model of 540 MB: it is run by hand"},
     {"env/bin/torchrun ", "it needs PyTorch: it is run by hand"},
     {"mpirun -n 4 bazel-bin/tools/programs/train_transformer",
      "it needs an MPI: //tests/tools/programs:mpi_processes_test has one"},

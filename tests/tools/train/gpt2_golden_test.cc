@@ -1,13 +1,5 @@
 // A run equals one by Hugging Face transformers: see tests/golden/make_gpt2_golden.py. That
-// transformers loads what we save is checked by hand, from the root of the repository:
-//
-//   ./bazelw run //tools:train_transformer -- --init.from=tests/golden/gpt2_tiny
-//       --data.path=tests/golden/gpt2_tiny_tokens.bin --data.val_fraction=0 --sample.tokens=0
-//       --device=cpu --data.order=sequential --parallel.ranks=4 --train.batch=1 --train.steps=20
-//       --train.optimizer=sgd --train.lr=0.1 --train.schedule=constant --train.warmup=0
-//       --train.grad_clip=0 --out=runs/golden --save.final=runs/golden/model
-//   env/bin/python tests/golden/check_hf_roundtrip.py runs/golden/model
-//       --reference tests/golden/gpt2_tiny_final.safetensors --tolerance 1e-5
+// transformers loads what we save is checked by hand: see tests/golden/check_hf_roundtrip.py.
 #include <gtest/gtest.h>
 
 #include <algorithm>
