@@ -34,8 +34,8 @@ ModelWeights::ModelWeights(const std::string& folder, ModelLayout layout)
     const std::string path = fmt::format("{}/{}", folder, name);
     require<IoError>(!is_missing(path),
                      "[{}] expected the files that {} lists, got no such file: fetch the model "
-                     "again ({})",
-                     layout_.family, kModelIndex, path);
+                     "again (tensor {}, {})",
+                     layout_.family, kModelIndex, engine::shown_name(*tensors.begin()), path);
     add_file(path);
     const engine::SafetensorsFile& file = files_.back();
     for (const std::string& tensor : tensors) {
@@ -110,7 +110,7 @@ void ModelWeights::check_complete(std::span<const engine::TensorSpec> expected) 
   const std::size_t num = missing.size() + unexpected.size() + changed.size();
   if (num > 0) {
     constexpr std::size_t kMostChanged = 4;
-    std::vector<std::string> lines = name_differences(missing, unexpected);
+    std::vector<std::string> lines = name_differences(missing, unexpected, layout_.prefix);
     if (changed.size() > kMostChanged) {
       const std::size_t num_more = changed.size() - kMostChanged;
       changed.resize(kMostChanged);

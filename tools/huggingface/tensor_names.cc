@@ -77,33 +77,30 @@ std::vector<Pair> nearest_pairs(std::span<const TensorSpec> missing,
 }  // namespace
 
 std::vector<std::string> name_differences(std::span<const TensorSpec> missing,
-                                          std::span<const TensorSpec> unexpected) {
+                                          std::span<const TensorSpec> unexpected,
+                                          std::string_view own) {
   std::vector<TensorSpec> wanted(missing.begin(), missing.end());
   std::vector<TensorSpec> there(unexpected.begin(), unexpected.end());
   std::vector<std::string> lines;
   const std::string prefix = common_prefix(missing, unexpected);
   if (!prefix.empty()) {
-    std::set<std::string> renamed;
-    for (const TensorSpec& tensor : there) {
-      if (tensor.name.starts_with(prefix)) renamed.insert(tensor.name.substr(prefix.size()));
-    }
+    // `own` may stay: files have it or not, and a head has only what is before it.
+    std::string_view rest = prefix;
+    if (rest.ends_with(own)) rest.remove_suffix(own.size());
+    std::set<std::string> names, found;  // in the file
+    for (const TensorSpec& tensor : there) names.insert(tensor.name);
     const std::size_t num_wanted = wanted.size();
-    const auto example =
-        std::ranges::find_if(wanted, [&](const TensorSpec& t) { return renamed.contains(t.name); });
+    const auto example = std::ranges::find_if(
+        wanted, [&](const TensorSpec& t) { return names.contains(prefix + t.name); });
     lines.push_back(fmt::format("{} is there as {}", engine::shown_name(example->name),
                                 engine::shown_name(prefix + example->name)));
-    std::set<std::string> found;
     std::erase_if(wanted, [&](const TensorSpec& t) {
-      return renamed.contains(t.name) && found.insert(t.name).second;
+      for (const std::string& name : {prefix + t.name, std::string(rest) + t.name}) {
+        if (names.contains(name) && found.insert(name).second) return true;
+      }
+      return false;
     });
-    std::erase_if(there, [&](const TensorSpec& t) {
-      return t.name.starts_with(prefix) && found.contains(t.name.substr(prefix.size()));
-    });
-    // Which may stay: files have it or not.
-    std::string_view rest = prefix;
-    if (constexpr std::string_view kOwn = "transformer."; rest.ends_with(kOwn)) {
-      rest.remove_suffix(kOwn.size());
-    }
+    std::erase_if(there, [&](const TensorSpec& t) { return found.contains(t.name); });
     lines.back() += fmt::format(
         ", and so {} {} in all: save the model without that prefix, for one as "
         "{{name.removeprefix('{}'): t for name, t in state_dict.items()}}",

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -166,6 +167,82 @@ TEST_F(InputFaults, DataModelAndFormatThatDoNotBelongTogetherAreRefusedByTrainer
     const Outcome outcome = run_program(program, meant);
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   }
+}
+
+/// The files of a folder and what is in them.
+std::map<std::string, std::string> files_in(const TempFolder& parent, const std::string& name) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(parent / name)) {
+    const std::string file = entry.path().filename().string();
+    files[file] = parent.read(name + "/" + file);
+  }
+  return files;
+}
+
+// Nor does it touch the model that it would have replaced.
+TEST_F(InputFaults, AHostileModelLeavesNothingHalfWritten) {
+  const std::string shard = "model-00002-of-00003.safetensors";
+  ASSERT_EQ(run({{"model.preset", "smollm2-135m"},
+                 {"model.kv_heads", "2"},
+                 {"model.mlp_dim", "16"},
+                 {"model.vocab", "256"},
+                 {"train.steps", "0"},
+                 {"save.final", folder_ / "whole"},
+                 {"save.shard_gib", "2.5e-6"}})
+                .exit_code,
+            0);
+  ASSERT_TRUE(std::filesystem::exists(folder_ / "whole/" + shard));
+  for (const char* size : {"model.layers", "model.heads", "model.dim", "model.seq"}) {
+    flags_.erase(size);
+  }
+  std::filesystem::copy(folder_ / "whole", folder_ / "older");
+  folder_.write("older/tokenizer.json", "{}");
+  const auto older = files_in(folder_, "older");
+  const std::string bytes = folder_.read("whole/" + shard);
+  std::string deeper = folder_.read("whole/config.json");
+  const std::string layers = "\"num_hidden_layers\": ";
+  deeper.replace(deeper.find(layers) + layers.size(), 1, "3");
+  const struct {
+    std::string file, text;
+    std::string_view error;
+  } cases[] = {
+      {shard, bytes.substr(0, bytes.size() / 2), "cut short"},
+      {shard, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"},
+      {"model.safetensors.index.json",
+       R"({"weight_map": {"model.norm.weight": "none.safetensors"}})", "\"model.norm.weight\""},
+      {"config.json", deeper, "num_hidden_layers"},
+      {"config.json", R"({"model_type": "llama"})", "num_hidden_layers"},
+  };
+  for (const auto& [file, text, error] : cases) {
+    std::filesystem::remove_all(folder_ / "base");
+    std::filesystem::copy(folder_ / "whole", folder_ / "base");
+    folder_.write("base/" + file, text);
+    for (const std::string final : {"older", "new"}) {
+      for (const char* name : {"run", "new"}) {
+        std::filesystem::remove_all(folder_ / name);
+        std::filesystem::create_directory(folder_ / name);
+      }
+      const Outcome outcome = run({{"init.from", folder_ / "base"},
+                                   {"save.final", folder_ / final},
+                                   {"checkpoint.every", "1"},
+                                   {"parallel.ranks", "2"}});
+      EXPECT_EQ(outcome.exit_code, 1) << file;
+      EXPECT_TRUE(has(outcome.err, {"error: [", error, folder_ / "base"}));
+      EXPECT_EQ(files_in(folder_, "older"), older) << outcome.err;
+      EXPECT_TRUE(files_in(folder_, "new").empty()) << outcome.err;
+      for (const auto& [name, log] : files_in(folder_, "run")) {  // of a run without a step
+        EXPECT_TRUE((name == ".lock" || name == "log.jsonl") && log.empty()) << name;
+      }
+    }
+  }
+  // Nothing else stood in its way.
+  const Outcome outcome = run({{"init.from", folder_ / "whole"},
+                               {"save.final", folder_ / "older"},
+                               {"checkpoint.every", "1"},
+                               {"parallel.ranks", "2"}});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_NE(files_in(folder_, "older"), older);
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/checkpoints"));
 }
 
 TEST_F(InputFaults, AVocabularyFarAboveTheDataIsAWarning) {

@@ -234,6 +234,24 @@ TEST_F(TrainRefusals, ModelsThatDoNotFitAreRefused) {
   expect_refused(with_weights(outside), {"[safetensors]", name});
 }
 
+// Of 32 positions, of which a token sees the 20 before it alone.
+TEST_F(TrainRefusals, ASequenceIsNoLongerThanTheWindowOfMistral) {
+  for (const char* size : {"model.layers", "model.heads", "model.dim", "model.seq"}) {
+    flags_.erase(size);
+  }
+  const std::string mistral = "tests/golden/llama/mistral_window";
+  flags_["model.vocab"] = "37";
+  flags_["data.path"] = folder_.write("tokens.bin", std::string(400, '\0'));
+  flags_["init.from"] = mistral;
+  expect_refused({{"model.seq", "21"}}, {"model.seq of at most 20", mistral, "got 21"});
+  expect_refused({{"model.seq", "32"}}, {"model.seq of at most 20", mistral, "got 32"});
+  EXPECT_FALSE(exists("run"));
+  for (const Flags& fits : {Flags{{"model.seq", "20"}}, Flags{}}) {
+    const Outcome outcome = run(fits);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  }
+}
+
 TEST_F(TrainRefusals, WhatCannotBeWrittenIsRefusedBeforeTraining) {
   const std::string file = folder_ / "text.txt";
   expect_refused({{"out", file}}, {"[out]", file});
