@@ -65,6 +65,8 @@ constexpr NotRun kNotRun[] = {
     {"env/bin/python tests/golden/check_",
      "it needs PyTorch, transformers and PEFT, or a model of 540 MB: it is run by hand"},
     {"env/bin/torchrun ", "it needs PyTorch: it is run by hand"},
+    {"python3 tests/golden/make_tokenizer_golden.py",
+     "it needs the package tokenizers: it is run by hand"},
     {"mpirun -n 4 bazel-bin/tools/programs/train_transformer",
      "it needs an MPI: //tests/tools/programs:mpi_processes_test has one"},
     {"mpirun -n 2 bazel-bin/tools/doctor/doctor",

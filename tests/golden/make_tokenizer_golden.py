@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/tokenizers: small tokenizers of ten kinds, texts, and the ids that the tokenizers package gives them.
+"""Makes tests/golden/tokenizers: small tokenizers, texts, and the ids that the tokenizers package gives them.
+
+Eleven have a tokenizer.json, whose settings are drawn at random; gpt2_files has GPT-2's vocab.json and merges.txt. bytes.json has what is
+not UTF-8, as hexadecimal digits, and what Python and the package make of it; runs.json has how many ids a long run of one letter has, and
+the last of them.
 
   python3 -m venv V && V/bin/pip install tokenizers==0.23.3
   V/bin/python tests/golden/make_tokenizer_golden.py TEXT [TOOL [SEEDS]]
 
 TEXT is something to train on, such as bazel-bin/third_party/data/kjv.txt. With TOOL, which is bazel-bin/tools/tokenize/tokenize, it
 writes nothing, and compares what the tool says of tokenizers that are drawn at random: as many as SEEDS, on the same texts.
-With `TOOL FOLDER=DIR FILE...` it compares the ids of files with the tokenizer.json in DIR.
+With `TOOL FOLDER=DIR FILE...` it compares the ids of files, which are texts, with the tokenizer.json in DIR, and says how many.
 """
-import json, os, pathlib, random, subprocess, sys, tempfile
+import importlib.metadata, json, os, pathlib, random, subprocess, sys, tempfile
 
 os.environ["RAYON_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, ByteLevelBPETokenizer, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 FOLDER = pathlib.Path(__file__).resolve().parent / "tokenizers"
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -40,6 +44,24 @@ def texts():
         "a" * 300 + "ab" * 60 + " " * 90 + "." * 70,
         "▁under ▁ <0x41> <0x0A> Ġspace Ċ the▁the",
     ]
+
+
+def all_texts():
+    """With one on which nothing is trained."""
+    return texts() + ["a<|endoftext|> b<|endoftext|><|endoftext|>\n<|endoftext"]
+
+
+def broken_texts():
+    """Bytes that are not UTF-8: each way of being none, and some at random."""
+    r = random.Random(11)
+    parts = ["80", "bf", "c080", "c1bf", "c2", "c241", "e08080", "e0a0", "e0a041", "e180e180", "ed9f", "eda080", "edbfbf", "efbf", "f0808080",
+             "f09080", "f0908041", "f1808080", "f48f", "f4908080", "f5808080", "f8888080", "fe", "ff", "fffe", "e2e282ac", "f0f09f9880"]
+    lines = [b"a " + bytes.fromhex(part) + b" b\xc3\xa9" for part in parts] + [b"in" + bytes.fromhex(part) for part in parts]
+    whole = "In \u00e9\u20ac\U0001f600 \u1ea1 the".encode()
+    lines += [whole[:i] + whole[i + 1:] for i in range(len(whole))]
+    for length in (1, 2, 3, 5, 8, 13, 21, 34, 55, 89):
+        lines += [r.randbytes(length), bytes(r.choice([0x41, 0x80, 0xbf, 0xc3, 0xe2, 0xed, 0xf0, 0xf4]) for _ in range(length))]
+    return lines
 
 
 def added(r):
@@ -123,30 +145,42 @@ def corpus_of(path):
 
 def difference(tool, folder, tokenizer, files):
     """What the tool says otherwise, as text; empty if nothing."""
+    return compared(tool, folder, tokenizer, files)[0]
+
+
+def compared(tool, folder, tokenizer, files):
+    """difference(), and the number of ids that were equal."""
+    num_ids = 0
     for special in (True, False):
         done = subprocess.run([tool, "--tokenizer=" + folder, f"--special={str(special).lower()}", *files], stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True)
         if done.returncode:
-            return done.stderr
+            return done.stderr, num_ids
         if len(lines := done.stdout.splitlines()) != len(files):
-            return f"{len(lines)} lines"
+            return f"{len(lines)} lines", num_ids
         for file, line in zip(files, lines):
             expected = tokenizer.encode(pathlib.Path(file).read_bytes().decode("utf-8", "replace"), add_special_tokens=special).ids
             got = json.loads(line)
             if got != expected:
                 at = next((i for i, (a, b) in enumerate(zip(got, expected)) if a != b), min(len(got), len(expected)))
                 show = lambda ids: [tokenizer.id_to_token(id) for id in ids[max(at - 3, 0):at + 6]]
-                return f"{file}: token {at}: expected {show(expected)}, got {show(got)}"
-    return ""
+                return f"{file}: token {at}: expected {show(expected)}, got {show(got)}", num_ids
+            num_ids += len(got) if special else 0
+    return "", num_ids
 
 
 def compare(tool, first, rest, corpus):
     if first.startswith("FOLDER="):
         folder = first[len("FOLDER="):]
-        sys.exit(difference(tool, folder, Tokenizer.from_file(folder + "/tokenizer.json"), rest) or 0)
+        found, num_ids = compared(tool, folder, Tokenizer.from_file(folder + "/tokenizer.json"), rest)
+        if found:
+            sys.exit(found)
+        nbytes = sum(pathlib.Path(file).stat().st_size for file in rest)
+        print(f"{len(rest)} files, {nbytes:,} bytes, {num_ids:,} ids: equal to those of tokenizers {VERSION}")
+        return
     with tempfile.TemporaryDirectory() as folder:
         files = []
-        for i, text in enumerate(texts()):
+        for i, text in enumerate(all_texts()):
             files.append(f"{folder}/{i}.txt")
             pathlib.Path(files[-1]).write_bytes(text.encode())
         for extra in rest:
@@ -169,24 +203,55 @@ def main():
     if len(sys.argv) > 2:
         return compare(sys.argv[2], sys.argv[3], sys.argv[4:], corpus)
     FOLDER.mkdir(exist_ok=True)
-    (FOLDER / "texts.json").write_text(json.dumps(texts(), indent=0) + "\n")
+    (FOLDER / "texts.json").write_text(json.dumps(all_texts(), indent=0) + "\n")
+    made = {}
     for number, (kind, seed, *split) in enumerate(KINDS):
         text = drawn(seed, kind, corpus, *split)
-        t = Tokenizer.from_str(text)
-        place = FOLDER / f"{number}_{kind}"
-        place.mkdir(exist_ok=True)
-        (place / "tokenizer.json").write_text(text + "\n")
+        name = f"{number}_{kind}"
+        (FOLDER / name).mkdir(exist_ok=True)
+        (FOLDER / name / "tokenizer.json").write_text(text + "\n")
+        made[name] = Tokenizer.from_str(text)
+    made["gpt2_files"] = gpt2_files(corpus, FOLDER / "gpt2_files")
+    for name, t in made.items():
         lines = []
-        for sample in texts():
+        for sample in all_texts():
             ids = t.encode(sample).ids
             plain = t.encode(sample, add_special_tokens=False).ids
             lines.append(json.dumps({"ids": ids, "plain": plain if plain != ids else None, "text": t.decode(ids, skip_special_tokens=True),
                                      "all_text": t.decode(ids, skip_special_tokens=False)}, separators=(",", ":")))
-        (place / "expected.jsonl").write_text("\n".join(lines) + "\n")
+        (FOLDER / name / "expected.jsonl").write_text("\n".join(lines) + "\n")
+    broken = [{"hex": line.hex(), "text": (text := line.decode("utf-8", errors="replace")),
+               "ids": {name: made[name].encode(text).ids for name in BROKEN_IN}} for line in broken_texts()]
+    write_lines(FOLDER / "bytes.json", broken)
+    runs = []
+    for name, letter in RUNS:
+        ids = made[name].encode(letter * RUN_LENGTH).ids
+        runs.append({"folder": name, "letter": letter, "num_letters": RUN_LENGTH, "num_ids": len(ids), "last": ids[-8:]})
+    write_lines(FOLDER / "runs.json", runs)
 
 
+def gpt2_files(corpus, place):
+    """A tokenizer of GPT-2's shape, with merges of one letter too, from the files that it writes to `place`."""
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(corpus + ["e" * 64] * 40, vocab_size=500, special_tokens=["<|endoftext|>"], show_progress=False)
+    place.mkdir(exist_ok=True)
+    trained.save_model(str(place))
+    t = ByteLevelBPETokenizer(str(place / "vocab.json"), str(place / "merges.txt"))
+    t.add_special_tokens(["<|endoftext|>"])
+    return t
+
+
+def write_lines(path, values):
+    path.write_text("[\n" + ",\n".join(json.dumps(value, separators=(",", ":")) for value in values) + "\n]\n")
+
+
+VERSION = importlib.metadata.version("tokenizers")
 KINDS = [("bytes", 5), ("bytes", 14, LLAMA3), ("bytes", 22, O200K), ("bytes", 4), ("bytes", 21), ("llama", 3), ("llama", 10), ("llama", 20),
-         ("metaspace", 8), ("metaspace", 16, r"\w+|[^\w\s]+")]
+         ("metaspace", 8), ("metaspace", 16, r"\w+|[^\w\s]+"), ("bytes", 48)]
+BROKEN_IN = ["3_bytes", "5_llama", "gpt2_files"]
+RUN_LENGTH = 1_000_003  # odd
+RUNS = [("gpt2_files", "e"), ("gpt2_files", " "), ("1_bytes", "l"), ("2_bytes", "l"), ("5_llama", "l"), ("6_llama", "l"), ("9_metaspace", "l"),
+        ("10_bytes", "\uff4c")]  # that some merge doubles, but in 5_llama; the last one is an l by its normal form
 
 if __name__ == "__main__":
     main()

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -13,6 +15,7 @@
 #include "engine/io/file.h"
 #include "engine/io/json.h"
 #include "tests/testing/concurrently.h"
+#include "tools/tokenizer/text/utf8.h"
 #include "tools/tokenizer/tokenizer.h"
 
 namespace tessera::tools {
@@ -23,11 +26,12 @@ using Ids = std::vector<std::int32_t>;
 
 const std::string kFolder = "tests/golden/tokenizers";
 
-std::vector<std::string> texts() {
-  const std::string path = kFolder + "/texts.json";
-  return engine::parse_json(engine::read_text_file(path, 1 << 20), path)
-      .get<std::vector<std::string>>();
+nlohmann::json read_json(const std::string& name) {
+  const std::string path = kFolder + "/" + name;
+  return engine::parse_json(engine::read_text_file(path, 1 << 20), path);
 }
+
+std::vector<std::string> texts() { return read_json("texts.json").get<std::vector<std::string>>(); }
 
 struct Expected {
   Ids ids, plain;
@@ -58,7 +62,7 @@ std::vector<std::string> folders() {
 
 TEST(TokenizerGolden, IdsAndTextsAreThoseOfTheTokenizersPackage) {
   const std::vector<std::string> all = texts();
-  ASSERT_EQ(folders().size(), 10u);
+  ASSERT_EQ(folders().size(), 12u);  // eleven of a tokenizer.json, one of GPT-2's files
   for (const std::string& folder : folders()) {
     const Tokenizer tokenizer = Tokenizer::read(folder);
     const std::vector<Expected> expected = expected_of(folder);
@@ -73,6 +77,50 @@ TEST(TokenizerGolden, IdsAndTextsAreThoseOfTheTokenizersPackage) {
       EXPECT_EQ(tokenizer.decode(expected[i].ids), expected[i].text);
       EXPECT_EQ(tokenizer.decode(expected[i].ids, false), expected[i].all_text);
     }
+  }
+}
+
+std::string bytes_of(const std::string& hex) {
+  std::string bytes;
+  for (std::size_t i = 0; i + 1 < hex.size(); i += 2) {
+    bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+  }
+  return bytes;
+}
+
+// Texts are those of bytes.decode("utf-8", "replace").
+TEST(TokenizerGolden, WhatIsNotUtf8IsReplacedAsPythonDoes) {
+  const nlohmann::json cases = read_json("bytes.json");
+  ASSERT_GT(cases.size(), 80u);
+  std::map<std::string, Tokenizer> tokenizers;
+  for (const auto& [name, ignored] : cases[0].at("ids").items()) {
+    tokenizers.emplace(name, Tokenizer::read(kFolder + "/" + name));
+  }
+  ASSERT_EQ(tokenizers.size(), 3u);
+  for (const nlohmann::json& c : cases) {
+    const std::string bytes = bytes_of(c.at("hex").get<std::string>());
+    std::string buffer;
+    EXPECT_EQ(valid_utf8(bytes, buffer), c.at("text").get<std::string>()) << c.at("hex");
+    for (const auto& [name, tokenizer] : tokenizers) {
+      EXPECT_EQ(tokenizer.encode(bytes), c.at("ids").at(name).get<Ids>()) << name << c.at("hex");
+    }
+  }
+}
+
+// Were work to grow with the square of a word's length, each would take minutes, and the test run
+// out of its time.
+TEST(TokenizerGolden, AMegabyteOfOneLetterIsEncoded) {
+  for (const nlohmann::json& c : read_json("runs.json")) {
+    const auto folder = c.at("folder").get<std::string>(),
+               letter = c.at("letter").get<std::string>();
+    const auto num_letters = c.at("num_letters").get<std::size_t>();
+    ASSERT_GE(num_letters, 1'000'000u);
+    std::string text;
+    for (std::size_t i = 0; i < num_letters; ++i) text += letter;
+    const Tokenizer tokenizer = Tokenizer::read(kFolder + "/" + folder);
+    const Ids ids = tokenizer.encode(text), last = c.at("last").get<Ids>();
+    ASSERT_EQ(ids.size(), c.at("num_ids").get<std::size_t>()) << folder;
+    EXPECT_EQ(Ids(ids.end() - std::ssize(last), ids.end()), last) << folder;
   }
 }
 
