@@ -1,6 +1,8 @@
-// Times Tessera next to the alternatives on this machine: OpenBLAS, memcpy, PyTorch.
+// Times Tessera next to the alternatives on this machine: OpenBLAS, memcpy, PyTorch, tokenizers.
 #include "tools/bench/parts.h"
+#include "tools/bench/text/tokenize.h"
 #include "tools/cli/main.h"
+#include "tools/config/data/default_data.h"
 
 namespace tessera::tools {
 namespace {
@@ -31,6 +33,11 @@ void run(int argc, char** argv) {
               }},
              {"checkpoint", bench_checkpoint, {"python", "peer"}},
              {"listeners", bench_listeners, {"rounds", "steps"}},
+             {"tokenize",
+              [](const BenchConfig& config, BenchReport& report) {
+                bench_tokenize(kDefaultText, config, report);
+              },
+              {"rounds", "python", "peer", "tokenizer"}},
              {"plan", bench_plan, {"samples"}},
              {"processes", bench_processes, {"rounds", "samples", "steps", "python", "peer"}},
              {"steps",

@@ -86,9 +86,13 @@ void run_bench(int argc, char** argv, FlagSet& flags, BenchConfig config,
   flags.add("bench.steps", &config.steps,
             {.help = "timed training steps in a round", .min = 1, .max = 100000});
   flags.add("bench.python", &config.python,
-            {.help = "Python interpreter that has PyTorch; empty: leave PyTorch out"});
+            {.help = "Python interpreter that has PyTorch, or the package tokenizers for the part "
+                     "tokenize; empty: leave them out"});
   flags.add("bench.peer", &config.peer,
-            {.help = "PyTorch script to run; empty: tools/bench/peers/torch_gpt.py"});
+            {.help = "PyTorch script to run; empty: tools/bench/peers/torch_gpt.py; the scripts of "
+                     "checkpoint and tokenize lie next to it"});
+  flags.add("bench.tokenizer", &config.tokenizer,
+            {.help = "folder with the tokenizer.json that the part tokenize times"});
   flags.add("bench.jsonl", &config.jsonl, {.help = "file of one JSON line a row; empty: none"});
   if (!flags.parse(argc, argv, std::cout)) return;
   const std::set<std::string> wanted = wanted_parts(config.parts, parts);
@@ -96,6 +100,7 @@ void run_bench(int argc, char** argv, FlagSet& flags, BenchConfig config,
   if (config.python.find('/') != std::string::npos) {
     config.python = resolve_user_path(config.python);
   }
+  if (!config.tokenizer.empty()) config.tokenizer = resolve_user_path(config.tokenizer);
   config.peer =
       config.peer.empty() ? "tools/bench/peers/torch_gpt.py" : resolve_user_path(config.peer);
 
@@ -104,6 +109,9 @@ void run_bench(int argc, char** argv, FlagSet& flags, BenchConfig config,
     std::vector<RunFile> read = {{"bench.peer", config.peer}};
     if (config.python.find('/') != std::string::npos)
       read.push_back({"bench.python", config.python});
+    if (!config.tokenizer.empty()) {
+      read.push_back({"bench.tokenizer", config.tokenizer + "/tokenizer.json"});
+    }
     if (!flags.config_path().empty()) read.push_back({"config", flags.config_path()});
     check_files_differ(std::span(&lines, 1), read);
   }

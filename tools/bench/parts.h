@@ -20,6 +20,7 @@ struct BenchConfig {
   std::int64_t steps = 10;    ///< timed in each round
   std::string python;         ///< interpreter with PyTorch; empty: none
   std::string peer;           ///< script
+  std::string tokenizer;      ///< folder of tokenizer.json; empty: none
   std::string jsonl;          ///< file; empty: none
 
   bool wants(const std::string& row) const { return row.find(rows) != std::string::npos; }
