@@ -65,7 +65,7 @@ def our_losses(tokens, steps, batch, seq, *flags):
     ours("programs/train_transformer", f"--init.from={model_dir}", f"--data.path={tokens}", "--data.order=sequential", "--data.val_fraction=0",
          f"--model.seq={seq}", f"--train.steps={steps}", f"--train.batch={batch}", "--train.schedule=constant", "--train.warmup=0",
          f"--train.weight_decay={DECAY}", f"--train.beta1={BETAS[0]}", f"--train.beta2={BETAS[1]}", f"--train.eps={EPS}", f"--train.grad_clip={CLIP}",
-         "--device=cpu", "--cpu.threads_per_rank=1", "--log.peak_ms=0", "--sample.tokens=0", f"--out={folder}/run", *flags)
+         "--parallel.ranks=1", "--device=cpu", "--cpu.threads_per_rank=1", "--log.peak_ms=0", "--sample.tokens=0", f"--out={folder}/run", *flags)
     return [record["loss"] for record in map(json.loads, open(folder / "run/log.jsonl")) if "loss" in record]
 
 
