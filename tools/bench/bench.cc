@@ -1,6 +1,6 @@
 // Times Tessera next to the alternatives on this machine: OpenBLAS, memcpy, PyTorch, tokenizers.
 #include "tools/bench/parts.h"
-#include "tools/bench/text/tokenize.h"
+#include "tools/bench/tokenize.h"
 #include "tools/cli/main.h"
 #include "tools/config/data/default_data.h"
 

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "tools/bench/link.h"
 #include "tools/bench/parts.h"
+#include "tools/bench/training/link.h"
 #include "tools/bench/training/training.h"
 #include "tools/rates/timing.h"
 

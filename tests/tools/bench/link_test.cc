@@ -1,5 +1,5 @@
 // A link takes the time that it says, one transfer after the other, and counts what a ring sends.
-#include "tools/bench/link.h"
+#include "tools/bench/training/link.h"
 
 #include <gtest/gtest.h>
 

@@ -14,7 +14,7 @@
 #include "tests/testing/temp_folder.h"
 #include "tests/tools/tokenizer/small_tokenizer.h"
 #include "tools/bench/parts.h"
-#include "tools/bench/text/tokenize.h"
+#include "tools/bench/tokenize.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/bench/text/tokenize.h"
+#include "tools/bench/tokenize.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "tools/bench/link.h"
+#include "tools/bench/training/link.h"
 
 #include <algorithm>
 #include <thread>
